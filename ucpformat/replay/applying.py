@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -48,8 +49,11 @@ class Applier:
             message = f"the log is of {epoch.optimizer}, and this is {optimizer_name(optimizer)}"
             raise error("UCP-E-MISMATCH", message, at=at)
         logged = [[epoch.tensors[number].atom for number in group] for group in epoch.groups]
-        if logged != [list(group) for group in group_names(state)]:
-            message = "the parameter groups of the optimizer are not those of the log"
+        mine = [list(group) for group in group_names(state)]
+        if logged != mine:
+            message = (
+                f"the parameter groups of the optimizer are not those of the log: {_difference(mine, logged)}"
+            )
             raise error("UCP-E-MISMATCH", message, at=at)
         parameters: list[Receiver] = []
         values: list[Receiver] = []
@@ -94,3 +98,14 @@ class Applier:
                     group[name].copy_(found)
                 else:
                     group[name] = found
+
+
+def _difference(mine: list[list[str]], logged: list[list[str]]) -> str:
+    """Return the first group that differs, in words."""
+    for number, (ours, theirs) in enumerate(zip_longest(mine, logged)):
+        if ours is None or theirs is None:
+            return f"it has {len(mine)}, and the log {len(logged)}"
+        for one, other in zip_longest(ours, theirs):
+            if one != other:
+                return f"group {number} has {one or 'no more'} where the log has {other or 'no more'}"
+    return "none differs"

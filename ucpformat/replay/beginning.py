@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from ucpformat import jsonio
 from ucpformat.distributed.group import decided
 from ucpformat.errors import error
+from ucpformat.model.envelope import Envelope
 from ucpformat.model.references import sha256_digest
 from ucpformat.reader import open_checkpoint
+from ucpformat.replay.begun_options import BEGUN_OPTIONS
 from ucpformat.replay.exactness import exactness_of, profile_of
 from ucpformat.replay.tracked import optimizer_name, shared_out
 from ucpformat.update_log.documents import After, Epoch, LogDocument
@@ -17,9 +19,12 @@ from ucpformat.update_log.place import LOG_KEY, epoch_key
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.optim import Optimizer
 
     from ucpformat.distributed.group import Group
+    from ucpformat.jsonio import JsonValue
     from ucpformat.replay.recovering import Recovery
     from ucpformat.replay.tracked import TrackedState
     from ucpformat.update_log.place import LogPlace
@@ -47,8 +52,11 @@ def begin_epoch(
     group: Group,
     step: int,
     after: Recovery | None,
+    options: Sequence[JsonValue],
 ) -> tuple[Epoch, str]:
     """Create a log, or the next epoch of it, together with all ranks; return the epoch and its digest.
+
+    ``options`` are noted as those that the script of the job begins with.
 
     Raises:
         UcpError: ``UCP-E-EXISTS`` for a log that is there, without ``after``; ``UCP-E-FENCED`` where another process
@@ -80,6 +88,7 @@ def begin_epoch(
             optimizer_name(optimizer),
             profile_of(optimizer, tracked),
             exactness_of(optimizer, tracked),
+            Envelope(annotations={BEGUN_OPTIONS: [*options]}),
         )
         data = jsonio.dumps_canonical(epoch.to_json())
         try:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ucpformat.distributed.group import agreed, decided
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.collection import is_damage
 from ucpformat.reader import open_checkpoint
+from ucpformat.replay.begun_options import begun_options, require_same_options
 from ucpformat.replay.compressors import residuals_of
 from ucpformat.replay.exactness import require_replayable
 from ucpformat.replay.own_values import encoded_values, give_back
 from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery
 from ucpformat.replay.replaying import LiveJob, Replay, Replayed, SumsDifferError, own_values_differ
 from ucpformat.replay.replica.taking import Taken, taken
-from ucpformat.replay.tracked import RESIDUALS, tracked_state
+from ucpformat.replay.tracked import RESIDUALS, optimizer_name, tracked_state
 from ucpformat.state_dict.save_load import load
 from ucpformat.state_dict.torch_group import group_of
 from ucpformat.update_log.reading import StoredLog
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ucpformat.distributed.group import Group
+    from ucpformat.jsonio import JsonValue
     from ucpformat.replay.compressors import GradientCompressor
     from ucpformat.replay.plan import Candidate
     from ucpformat.replay.tracked import TrackedState
@@ -54,7 +56,7 @@ class Recovery:
         faults: batches that are missing, torn or damaged, and checkpoints that were passed over.
         values: the rank's own values that no object has taken.
         from_replica: whether the state came from the memory of a replica.
-        log, epoch, epoch_digest, next_epoch: what `UpdateLog` goes on from.
+        log, epoch, epoch_digest, next_epoch, options: what `UpdateLog` goes on from.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> ucp.recover("nothing", model, torch.optim.SGD(model.parameters())).step
@@ -73,6 +75,7 @@ class Recovery:
     epoch_digest: str = ""
     next_epoch: int = 0
     from_replica: bool = False
+    options: tuple[JsonValue, ...] = field(default=(), compare=False, repr=False)
 
 
 def recover(
@@ -85,6 +88,7 @@ def recover(
     compressor: GradientCompressor | None = None,
     keep_residuals: bool = False,
     allow_loss: bool = False,
+    allow_other_options: bool = False,
     group: object = None,
 ) -> Recovery:
     """Bring a model and its optimizer to the newest durable step of a run that `UpdateLog` has logged.
@@ -100,12 +104,15 @@ def recover(
     Where durable steps lie behind a batch that is missing or damaged, that is an error, unless ``allow_loss``: the
     state is then that before the first such batch. What a crash has cut off at the end is no loss: it was not durable.
 
+    The optimizer then has the options of the log. One that was made with others, beside the learning rate and which
+    kernels it uses, is refused, unless ``allow_other_options``: set what is to be another afterwards.
+
     Returns:
         The step, how exact it is, and what `UpdateLog` takes as ``after``.
 
     Raises:
-        UcpError: ``UCP-E-MISMATCH`` for other parameters, groups, or another optimizer than the log has; ``UCP-E-LOG``
-            for durable steps that would be lost; what `load` raises.
+        UcpError: ``UCP-E-MISMATCH`` for other parameters, groups, options, or another optimizer than the log has;
+            ``UCP-E-LOG`` for durable steps that would be lost; what `load` raises.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -120,6 +127,32 @@ def recover(
     require_replayable(optimizer)
     together = group_of(group)
     url = log_url(run)
+    options = tuple(begun_options(optimizer))
+    if not allow_other_options:
+        agreed(together, lambda: _require_options(url, optimizer, options))
+    found = _recovered(
+        run, model, optimizer, dict(state or {}), rng, compressor, keep_residuals, allow_loss, together
+    )
+    return replace(found, options=options)
+
+
+def _require_options(url: str, optimizer: Optimizer, options: tuple[JsonValue, ...]) -> bytes:
+    require_same_options(url, optimizer_name(optimizer), options)
+    return b""
+
+
+def _recovered(
+    run: str | os.PathLike[str],
+    model: Module,
+    optimizer: Optimizer,
+    state: dict[str, Any],
+    rng: bool,
+    compressor: GradientCompressor | None,
+    keep_residuals: bool,
+    allow_loss: bool,
+    together: Group,
+) -> Recovery:
+    url = log_url(run)
     held = taken(url, model, optimizer, together)
     if isinstance(held, Taken):
         return Recovery(
@@ -129,7 +162,7 @@ def recover(
             held.exactness,
             held.checked,
             (),
-            give_back(held.values, dict(state or {}), rng=rng),
+            give_back(held.values, state, rng=rng),
             held.log,
             held.epoch,
             held.digest,
@@ -140,7 +173,7 @@ def recover(
     plan = RecoveryPlan.from_bytes(found)
     if not plan.candidates:
         return _without_checkpoint(url, together)
-    job = _Job(url, model, optimizer, dict(state or {}), rng, together, residuals_of(compressor))
+    job = _Job(url, model, optimizer, state, rng, together, residuals_of(compressor))
     job.require_same(plan.candidates[0].step)
     faults = [*plan.faults, *([] if held is None else [held])]
     for candidate in plan.candidates:
@@ -280,8 +313,9 @@ class _Job:
         missing = set(report.missing)
         for one in self._tracked.tensors:
             mine = {name for name in missing if name.startswith(f"optim.state.{one.atom}.")}
-            missing -= mine
-            if mine or one.atom in stateless:
+            is_stateless = len(mine) == len(self._optimizer.state.get(one.tensor, ()))
+            missing -= mine if is_stateless else set()
+            if is_stateless or one.atom in stateless:
                 self._optimizer.state.pop(one.tensor, None)
         # A job without error feedback needs no residuals.
         needless = ("optim.param_groups.", f"{RESIDUALS}.")

@@ -14,6 +14,7 @@ from ucpformat.manager import CheckpointManager
 from ucpformat.model.root import LogPosition
 from ucpformat.replay.batch_writer import BatchWriter
 from ucpformat.replay.beginning import begin_epoch, goes_on
+from ucpformat.replay.begun_options import begun_options
 from ucpformat.replay.capture import Capture
 from ucpformat.replay.compressors import residuals_of
 from ucpformat.replay.content import checkpoint_content
@@ -159,7 +160,13 @@ class UpdateLog:
             self._manager.wait()
             saved = self._step
         self._epoch, digest = begin_epoch(
-            self._place, self._tracked, optimizer, self._group, self._step, after
+            self._place,
+            self._tracked,
+            optimizer,
+            self._group,
+            self._step,
+            after,
+            begun_options(optimizer) if after is None else after.options,
         )
         whole = gradient_bytes(self._epoch)
         self._batch = steps_of_batch(batch, whole)
