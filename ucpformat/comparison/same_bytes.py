@@ -186,11 +186,11 @@ _Placed = tuple[object, "Segment"]
 
 
 def _known_as(of_a: Sequence[_Placed], of_b: Sequence[_Placed]) -> list[_Placed]:
-    """Return layers of a box, those as if they lay where ``of_a`` has the same rows of it with the same checksums."""
-    known = {(one.row_set, one.length, one.checksums): (file, one.offset) for file, one in of_a}
+    """Return layers of a box, those as if they lay where ``of_a`` has as many bytes with the same checksums."""
+    known = {(one.length, one.checksums): (file, one.offset) for file, one in of_a}
     found: list[_Placed] = []
     for file, one in of_b:
-        place = known.get((one.row_set, one.length, one.checksums))
+        place = known.get((one.length, one.checksums))
         found.append((file, one) if place is None else (place[0], one._replace(offset=place[1])))
     return found
 
