@@ -22,6 +22,7 @@ class TestRefusals:
             (lambda p: torch.optim.AdamW(p, capturable=True), "`capturable` set to False"),
             (lambda p: torch.optim.SGD(p, differentiable=True), "`differentiable` to False"),
             (torch.optim.LBFGS, "LBFGS"),
+            (torch.optim.SparseAdam, "take Adagrad"),
         ],
     )
     def test_optimizers(self, tmp_path: Path, optimizer: object, match: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import launch
-from tests.replay.replica_cases import CASES
+from tests.replay import replica_cases, replica_job_cases
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("distributed")]
 
@@ -21,6 +21,11 @@ def test_a_job_that_is_killed_loses_at_most_the_step_in_flight(tmp_path: Path) -
     assert replica > 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", replica_cases.CASES)
 def test_a_job_with_a_replica(tmp_path: Path, name: str) -> None:
     launch("tests.replay.replica_cases", [str(tmp_path), name], 1)
+
+
+@pytest.mark.parametrize("name", replica_job_cases.CASES)
+def test_every_kind_of_job_has_the_same_state_in_its_replica(tmp_path: Path, name: str) -> None:
+    launch("tests.replay.replica_job_cases", [str(tmp_path), name], 1)

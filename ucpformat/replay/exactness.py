@@ -47,6 +47,9 @@ def require_replayable(optimizer: Optimizer) -> None:
             "LBFGS evaluates the model several times a step, which a log does not have; use checkpoints alone"
         )
         raise error("UCP-E-MISMATCH", message)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        message = "torch makes no state dict of a fresh SparseAdam; take Adagrad or SGD, which take sparse gradients"
+        raise error("UCP-E-MISMATCH", message)
     for number, options in enumerate(optimizer.param_groups):
         for name, message in _REFUSED.items():
             if options.get(name):

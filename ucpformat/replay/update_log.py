@@ -128,7 +128,7 @@ class UpdateLog:
         self._group = own_group(group)
         if replica:
             require_of_replica(batch, residuals)
-            require_local(self._group, optimizer)
+            require_local(log_url(run), self._group, optimizer)
         self._rank = list(self._group.ranks).index(self._group.rank)
         self._model = model
         self._optimizer = optimizer

@@ -42,7 +42,7 @@ _HEADER_BYTES: Final = 1 << 20
 """What is left in the ring for the header of a step, with options and values."""
 
 
-def require_local(group: Group, optimizer: Optimizer) -> None:
+def require_local(url: str, group: Group, optimizer: Optimizer) -> None:
     """Refuse a job that can have no replica.
 
     Raises:
@@ -51,6 +51,11 @@ def require_local(group: Group, optimizer: Optimizer) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         message = "a replica needs memory files and handles of processes, which Linux has; log without one"
         raise error("UCP-E-MISMATCH", message, at="replica")
+    if url.startswith("memory://"):
+        message = (
+            "another process does not see what this one has in its memory; save to a directory or a store"
+        )
+        raise error("UCP-E-MISMATCH", message, at=url)
     if len(group.ranks) > 1 and list(group.ranks) != list(range(_world())):
         message = "replicas are of all ranks of a job, and not of a group of some; log without them"
         raise error("UCP-E-MISMATCH", message, at="replica")

@@ -45,7 +45,7 @@ _OPTIMIZERS: Final = frozenset(
         "RMSprop",
         "Rprop",
     }
-    | {"SGD", "SparseAdam"}
+    | {"SGD"}
 )
 """Classes of torch.optim that a replica makes; what is not here is never imported or called."""
 

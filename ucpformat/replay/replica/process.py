@@ -111,6 +111,8 @@ class Process:
         )
         self._saved = held.step if hello["is_saved"] else -1
         """The step of the last checkpoint that was begun."""
+        self._tried = held.step
+        """The step at which it was last time for one, whether that was saved or failed."""
         self._save: AsyncSave | None = None
         self._began = time.monotonic()
         self._took = 0.0
@@ -209,7 +211,7 @@ class Process:
         if self._full_every is None:
             return False
         if self._full_every != "auto":
-            return bool(self._held.span.last - self._saved >= self._full_every)
+            return bool(self._held.span.last - self._tried >= self._full_every)
         return self._save is None and time.monotonic() - self._began >= _SHARE * self._took
 
     def _await_others(self) -> None:
@@ -262,7 +264,7 @@ class Process:
             self._tell(Message(b"C", self._saved))
             return
         group = self._company.group
-        self._began = time.monotonic()
+        self._began, self._tried = time.monotonic(), self._held.step
         try:
             if decided(group, lambda: b"fenced" if self._is_fenced() else b""):
                 return
