@@ -26,6 +26,7 @@ from ucpformat import UcpError
 from ucpformat.distributed import later_copies, snapshot
 from ucpformat.distributed.local_state import LocalState
 from ucpformat.distributed.snapshot import Copied, Copy, HostCopier
+from ucpformat.state_dict import fences
 from ucpformat.state_dict.stateful import state_to_save
 
 
@@ -407,3 +408,27 @@ def test_a_manager_leaves_copies_for_later_too(tmp_path: Path) -> None:
             expected.append(as_saved(job.state))
             manager.save(step, job.state)
     assert [flat(ucp.load(tmp_path / f"step-{step}.ucp")) for step in range(3)] == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_step_waits_too(tmp_path: Path) -> None:
+    """Also one that was compiled before the first save with a fence, which gives torch the hook."""
+    while fences._hooked:
+        handle: Any = fences._hooked.pop()
+        handle.remove()
+    job = Job()
+    step = torch.compile(job.optimizer.step, backend="eager")
+    for _ in range(2):
+        job.backward()
+        step()
+    expected = as_saved(job.state)
+    with ucp.AsyncSaver(fence=job.optimizer) as saver:
+        saver._saver._copier = gate = Gate()
+        save = saver.save(tmp_path / "a.ucp", job.state)
+        job.backward()
+        assert gate.reached.wait(60)
+        threading.Timer(0.05, gate.open.set).start()
+        step()
+        assert gate.open.is_set()
+        save.wait()
+    assert flat(ucp.load(tmp_path / "a.ucp")) == expected
