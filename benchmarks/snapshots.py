@@ -48,8 +48,8 @@ class Scenario:
 
 
 SCENARIOS: Final = (
-    Scenario("one step", 256),
-    Scenario("steps in backward", 256, in_backward=True),
+    Scenario("one step", 128),
+    Scenario("steps in backward", 128, in_backward=True),
     Scenario("one step, little data", 4),
 )
 
