@@ -16,6 +16,7 @@ import {readBox, readerOf} from '../lib/read.mjs';
 import {validate} from '../lib/validate.mjs';
 import {planOfAll, planOfSlot} from './planning.mjs';
 import {Summary} from './summary.mjs';
+import {inWords} from './words.mjs';
 
 /** Bytes that a heat map reads unless all of the tensor is asked for. */
 const SAMPLE_BYTES = 8 << 20;
@@ -231,15 +232,15 @@ export class Session {
     };
   }
 
-  /** Values and optimizers of the state document, as JSON texts, and its blobs. */
+  /** Values and optimizers of the state document, in words, and its blobs. */
   state() {
     const {state} = this.checkpoint;
     return {
-      values: [...state?.get('values') ?? []].map(([name, value]) => [name, jsonOf(value)]),
+      values: [...state?.get('values') ?? []].map(([name, value]) => [name, inWords(value)]),
       optimizers: [...state?.get('optimizers') ?? []].map(([name, optimizer]) => [
         name, optimizer.get('groups').map((group) => ({
           atoms: group.get('atoms').length,
-          options: [...group.get('options')].map(([option, value]) => [option, jsonOf(value)]),
+          options: [...group.get('options')].map(([option, value]) => [option, inWords(value)]),
         }))]),
       blobs: [...state?.get('blobs') ?? []].map(([name, blob]) => ({
         name, mediaType: blob.get('media_type'), length: blob.get('object').get('length'),
