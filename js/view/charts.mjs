@@ -156,7 +156,11 @@ export function bytesMap(module, open) {
     const label = `${item.label} ${human(item.bytes)}`;
     const act = () => open(item);
     return svg('g', {
-      tabindex: 0, role: 'button', 'aria-label': visible(label), onclick: act, onkeydown: ({key}) => (key === 'Enter' ? act() : null),
+      tabindex: 0, role: 'button', 'aria-label': visible(label), onclick: act, onkeydown: (event) => {
+        if (event.key !== 'Enter' && event.key !== ' ') return;
+        event.preventDefault();
+        act();
+      },
     }, svg('rect', {
       x, y, width: Math.max(width - 1, 0.3), height: Math.max(height - 1, 0.3), fill: hue(i), opacity: 0.6,
     }, svg('title', {}, label)),

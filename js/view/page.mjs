@@ -338,8 +338,8 @@ class Page {
       const {
         values, optimizers, blobs, images,
       } = await this.client.ask('state', {side: 'a'});
-      const table = (rows) => h('div', {class: 'scroll'}, h('table', {}, h('tbody', {}, rows.map(([name, value]) => h('tr', {},
-        h('th', {class: 'text', scope: 'row'}, name), h('td', {class: 'text'}, shortened(value, 2000)))))));
+      const table = (rows) => (rows.length === 0 ? h('p', {class: 'quiet'}, 'none') : h('div', {class: 'scroll'}, h('table', {}, h('tbody', {}, rows.map(([name, value]) => h('tr', {},
+        h('th', {class: 'text', scope: 'row'}, name), h('td', {class: 'text'}, shortened(value, 2000))))))));
       $('state').replaceChildren(
         h('h2', {}, 'values'), table(values),
         ...optimizers.flatMap(([name, groups]) => [h('h2', {}, `optimizer ${name}`), ...groups.map((group) => h('div', {}, h('p', {class: 'quiet'}, `${group.atoms} atoms`), table(group.options)))]),

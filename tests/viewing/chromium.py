@@ -190,6 +190,7 @@ class Chromium:
             "ArrowLeft": 37,
             "End": 35,
             "Home": 36,
+            "Tab": 9,
         }
         parts = {"key": name, "windowsVirtualKeyCode": codes.get(name, 0)}
         self.call("Input.dispatchKeyEvent", type="keyDown", **parts, **({"text": text} if text else {}))

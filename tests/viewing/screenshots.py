@@ -86,6 +86,14 @@ def _save(path: Path, step: int, folder: Path) -> None:
     with ucp.CheckpointWriter(path, atoms, step=step, annotations=annotations, base=base) as writer:
         for name, data in tensors.items():
             writer.write(name, "value", data)
+        writer.set_value("epoch", step // 1000)
+        writer.set_value("sampler", {"seed": 17, "position": (step, 0)})
+        decayed = [name for name, data in tensors.items() if data.ndim > 1]
+        rest = [name for name in tensors if name not in decayed]
+        writer.set_optimizer(
+            "adamw",
+            [(decayed, {"lr": 3e-4, "weight_decay": 0.1}), (rest, {"lr": 3e-4, "weight_decay": 0.0})],
+        )
 
 
 def _flawed(paths: list[Path]) -> None:
@@ -128,6 +136,10 @@ def _views(page: Chromium) -> Iterator[str]:
     page.wait("document.querySelector('[data-panel=plan] table')")
     page.value("document.querySelector('[data-panel=plan]').scrollIntoView()")
     yield "plan"
+    page.click("[data-view=state]")
+    page.wait("document.querySelector('#state table')")
+    page.value("document.querySelector('[data-panel=layout]').scrollIntoView()")
+    yield "state"
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     page.click("[data-view=run]")
     page.wait("document.querySelectorAll('#run circle').length > 0")
@@ -161,6 +173,7 @@ def pictures(page: Chromium, folder: Path) -> Iterator[tuple[str, str]]:
             page.go(server.url)
             page.wait(f"location.href === {json.dumps(server.url)} && document.body.dataset.ready")
             for name in _views(page):
+                page.wait("!document.querySelector('main').innerText.includes('reading…')")
                 words = page.value(
                     "['header', 'nav', 'main'].map((name) => document.querySelector(name).innerText).join('\\n')"
                 )

@@ -152,6 +152,40 @@ def test_names_are_text_alone(chromium: Chromium, tmp_path: Path) -> None:
         assert page.value("document.querySelectorAll('img, #list script').length") == 0
 
 
+def test_everything_is_reached_by_keyboard(chromium: Chromium, tmp_path: Path) -> None:
+    tensor = Tensor(np.arange(32.0).reshape(8, 4), "float64", layout=TP2)
+    for name in ("a.ucp", "b.ucp"):
+        save(tmp_path / name, {("w", "value"): tensor})
+
+    def tabs(page: Chromium) -> list[str]:
+        """Press Tab until the focus leaves the page, and return what had it, from the first element on."""
+        found = ["side-a"]
+        page.value("document.getElementById('side-a').focus()")
+        while len(found) < 60:
+            page.key("Tab")
+            at = "((e) => e === document.body ? '' : e.id || e.dataset.view || e.ariaLabel || e.textContent)"
+            focused = page.value(f"{at}(document.activeElement)")
+            if focused == "":
+                return found
+            found.append(focused)
+        raise AssertionError(found)
+
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp", compared=1) as page:
+        views = ["tensors", "map", "plan", "run", "state", "problems"]
+        first = ["side-a", "side-b", "directory", *views, "search", "flat", "by-size", "changed", "list"]
+        assert tabs(page) == first
+        open_tensor(page, "w")
+        page.wait("document.querySelector('[data-panel=layout] output')")
+        rest = tabs(page)[len(first) :]
+        assert rest[:3] == ["value", "first index of dimension 0", "first index of dimension 1"]
+        assert {"rank", "layout to plan to, as JSON", "plan"} <= set(rest)
+        for view, wanted in (("map", "w 256 B"), ("plan", "size of tp in mesh 0")):
+            page.value(f"document.querySelector('[data-view={view}]').focus()")
+            page.key("Enter", "\r")
+            page.wait(f"!document.getElementById('{view}').hidden")
+            assert wanted in tabs(page)
+
+
 def test_the_policy_refuses_what_is_not_of_the_page(chromium: Chromium, tmp_path: Path) -> None:
     ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
     with shown(chromium, tmp_path / "a.ucp") as page:
