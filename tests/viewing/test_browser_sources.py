@@ -55,8 +55,8 @@ def test_the_address_names_checkpoints(chromium: Chromium, tmp_path: Path) -> No
 def test_the_program_of_the_package_s_page_runs(
     chromium: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = run_by("tests/viewing/test_browser_sources.py", "js/README.md")
-    module = block.text.replace("'ucpformat'", "'./browser/index.mjs'")
+    program, starting = run_by("tests/viewing/test_browser_sources.py", "js/README.md")
+    module = program.text.replace("'ucpformat'", "'./browser/index.mjs'")
     monkeypatch.setattr(bundling, "source", lambda name: module if name == "program.mjs" else source(name))
     tensor = np.arange(60, dtype=np.float32).reshape(6, 10)
     ucp.save(tmp_path / "a.ucp", {"tok_embeddings.weight": tensor})
@@ -68,14 +68,8 @@ def test_the_program_of_the_package_s_page_runs(
         },
     )
     with shown(chromium, tmp_path / "a.ucp") as page:
-        found = page.value(
-            """new Promise((resolve, reject) => {
-                const worker = new Worker('program.js');
-                worker.onmessage = ({data}) => resolve(data);
-                worker.onerror = ({message}) => reject(new Error(message));
-                worker.postMessage(new URL('checkpoints/0/', location.href).href);
-            })"""
-        )
+        text = starting.text.replace("step-1000.ucp/", "checkpoints/0/").replace("console.log", "resolve")
+        found = page.value(f"new Promise((resolve) => {{ {text} }})")
         assert np.array_equal(np.array(found).reshape(4, 4), tensor[:4, :4])
 
 
