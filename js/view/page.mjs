@@ -301,7 +301,8 @@ class Page {
   planned() {
     const {meshes} = this.root;
     $('plan').replaceChildren(...(this.plan ? [planView(this.plan)] : []),
-      ...(meshes.length > 0 ? [planForm(meshes, (sizes) => this.client.ask('wholePlan', {side: 'a', sizes}))] : []));
+      ...(meshes.length > 0 ? [planForm(meshes, (sizes) => this.client.ask('wholePlan', {side: 'a', sizes}),
+        this.sides && (() => this.client.ask('planTo', {side: 'a', other: 'b'})))] : []));
   }
 
   /** @param {object[]} path modules from the top to the one that is shown */

@@ -65,8 +65,9 @@ function answered(ask) {
  * Sizes of meshes to fill in, and the plan to them.
  * @param {import('../lib/mesh.mjs').Mesh[]} meshes of the checkpoint
  * @param {(sizes: (number | null)[][]) => Promise<Parameters<typeof planView>[0]>} ask
+ * @param {(() => Promise<Parameters<typeof planView>[0]>) | null} askOther to the layouts of the checkpoint that it is compared with
  */
-export function planForm(meshes, ask) {
+export function planForm(meshes, ask, askOther) {
   const inputs = meshes.map(({axes}, i) => axes.map(({name, size}) => (size === undefined ? null : h('input', {
     type: 'number', min: 1, max: MAX_SIZE, value: size, required: true, 'aria-label': `size of ${name} in mesh ${i}`,
   }))));
@@ -79,7 +80,13 @@ export function planForm(meshes, ask) {
     h('p', {class: 'quiet'}, 'To the same layouts over meshes of other sizes:'),
     meshes.map(({axes}, i) => h('p', {}, meshes.length > 1 ? `mesh ${i}: ` : '', axes.map(({name, sizes}, k) => h('label', {},
       `${name} `, inputs[i][k] ?? sizes?.join('+') ?? '', ' ')))),
-    h('button', {type: 'submit'}, 'plan')), body);
+    h('button', {type: 'submit'}, 'plan')), body,
+  ...(askOther ? [h('p', {class: 'quiet'}, 'To the layouts of the checkpoint that it is compared with:'), otherButton(askOther)] : []));
+}
+
+function otherButton(ask) {
+  const {body, run} = answered(ask);
+  return h('div', {}, h('p', {}, h('button', {type: 'button', 'data-plan': 'other', onclick: run}, 'plan')), body);
 }
 
 /**

@@ -3,12 +3,10 @@
  */
 
 import {product} from '../lib/boxes.mjs';
-import {checkPlace} from '../lib/buffers.mjs';
 import {bytesOf} from '../lib/bytes.mjs';
 import {UcpError} from '../lib/errors.mjs';
 import {Exchange, ranksOf, regionsOf} from '../lib/exchange.mjs';
 import {parse, plain} from '../lib/json.mjs';
-import {checkFit, checkSteps} from '../lib/layout.mjs';
 import {checkMesh} from '../lib/mesh.mjs';
 import {checkForm, checkLayout} from '../lib/pieces.mjs';
 
@@ -17,6 +15,8 @@ import {checkForm, checkLayout} from '../lib/pieces.mjs';
 /** @typedef {import('../lib/checkpoint.mjs').Checkpoint} Checkpoint */
 /** @typedef {{from: string, to: string, slots: number, bytes: number, ranks: number[], moved: [number, number, number][],
  *   left: [why: string, slots: number][]}} Plan `moved` has sources, targets and bytes; `left` what nothing is planned of */
+
+/** @typedef {Layout & {number: number}} Target a layout, and its number among those of its side */
 
 /** Ranks of the largest matrix, as of `ucp plan`. */
 const MOST_RANKS = 128;
@@ -99,6 +99,56 @@ export function planOfSlot(checkpoint, slot, text) {
 }
 
 /**
+ * A plan of all slots that have somewhere to go.
+ * @param {Checkpoint} checkpoint
+ * @param {number[]} ranks
+ * @param {(name: string, slot: Slot) => Target | string} targetOf where a slot goes, or why nowhere
+ */
+function planned(checkpoint, ranks, targetOf) {
+  const {meshes, layouts} = checkpoint.root;
+  const left = new Map();
+  const leave = (why, count) => left.set(why, (left.get(why) ?? 0) + count);
+  /** @type {Map<string, {kind: Kind, target: Target}>} */
+  const kinds = new Map();
+  for (const {name, slots} of checkpoint.atoms) {
+    for (const slot of slots) {
+      const target = slot.layout === null ? 'no layout' : leftOut(layouts[slot.layout].steps) ?? targetOf(name, slot);
+      if (typeof target === 'string' || slot.layout === null) {
+        leave(target, 1);
+        continue;
+      }
+      const key = JSON.stringify([slot.layout, slot.shape, slot.place, slot.dtype.name, target.number, target.place]);
+      const found = kinds.get(key) ?? {kind: new Kind(slot, slot.layout), target};
+      found.kind.count += 1;
+      kinds.set(key, found);
+    }
+  }
+  const matrix = new Matrix();
+  const turns = new Map();
+  let slots = 0;
+  let bytes = 0;
+  for (const {kind, target} of kinds.values()) {
+    const {mesh, steps} = layouts[kind.layout];
+    const route = `${kind.layout} ${target.number}`;
+    const turn = turns.get(route) ?? 0;
+    try {
+      checkLayout(target.mesh, target.steps, kind.shape, '', target.place);
+      matrix.add(kind, turn, {mesh: meshes[mesh], steps, place: kind.place}, target);
+    } catch (error) {
+      if (!(error instanceof UcpError)) throw error;
+      leave(error.detail, kind.count);
+      continue;
+    }
+    turns.set(route, turn + kind.count);
+    slots += kind.count;
+    bytes += kind.count * product(kind.shape) * kind.size;
+  }
+  return {
+    slots, bytes, ranks, moved: [...matrix.cells.values()], left: [...left],
+  };
+}
+
+/**
  * The plan of all slots to their own layouts over meshes of other sizes.
  * @param {Checkpoint} checkpoint
  * @param {(number | null)[][]} sizes of the axes of each mesh; null of those that have no size of their own
@@ -113,45 +163,30 @@ export function planOfAll(checkpoint, sizes) {
     checkMesh(changed, `mesh ${i}`);
     return changed;
   });
-  const ranks = ranksOfAll([...meshes, ...others]);
-  const left = new Map();
-  const leave = (why, count) => left.set(why, (left.get(why) ?? 0) + count);
-  /** @type {Map<string, Kind>} */
-  const kinds = new Map();
-  for (const slot of checkpoint.atoms.flatMap(({slots}) => slots)) {
-    const why = slot.layout === null ? 'no layout' : leftOut(layouts[slot.layout].steps);
-    if (slot.layout === null || why) {
-      leave(why, 1);
-      continue;
-    }
-    const key = JSON.stringify([slot.layout, slot.shape, slot.place, slot.dtype.name]);
-    const kind = kinds.get(key) ?? new Kind(slot, slot.layout);
-    kind.count += 1;
-    kinds.set(key, kind);
-  }
-  const matrix = new Matrix();
-  const turns = layouts.map(() => 0);
-  let slots = 0;
-  let bytes = 0;
-  for (const kind of kinds.values()) {
-    const {shape, place, layout} = kind;
-    const {mesh, steps} = layouts[layout];
-    const target = others[mesh];
-    try {
-      checkSteps(target, steps, '', shape.length);
-      checkPlace(target, steps, place, '');
-      checkFit(target, steps, shape, '', place);
-      matrix.add(kind, turns[layout], {mesh: meshes[mesh], steps, place}, {mesh: target, steps, place});
-    } catch (error) {
-      if (!(error instanceof UcpError)) throw error;
-      leave(error.detail, kind.count);
-      continue;
-    }
-    turns[layout] += kind.count;
-    slots += kind.count;
-    bytes += kind.count * product(shape) * kind.size;
-  }
-  return {
-    from: meshes.map(meshText).join('; '), to: others.map(meshText).join('; '), slots, bytes, ranks, moved: [...matrix.cells.values()], left: [...left],
-  };
+  const plan = planned(checkpoint, ranksOfAll([...meshes, ...others]), (_, {layout, place}) => {
+    const {mesh, steps} = layouts[layout ?? 0];
+    return {
+      number: layout ?? 0, mesh: others[mesh], steps, place,
+    };
+  });
+  return {...plan, from: meshes.map(meshText).join('; '), to: others.map(meshText).join('; ')};
+}
+
+/**
+ * The plan of all slots to the layouts that another checkpoint has recorded for them.
+ * @param {Checkpoint} checkpoint
+ * @param {Checkpoint} other
+ * @returns {Plan}
+ */
+export function planToOther(checkpoint, other) {
+  const there = new Map(other.atoms.map((atom) => [atom.name, atom]));
+  const plan = planned(checkpoint, ranksOfAll([...checkpoint.root.meshes, ...other.root.meshes]), (name, {name: slotName, shape}) => {
+    const found = there.get(name)?.slots.find((slot) => slot.name === slotName);
+    if (!found) return 'not in the other checkpoint';
+    if (found.shape.join() !== shape.join()) return 'another shape there';
+    const layout = other.layoutOf(found);
+    if (found.layout === null || layout === null) return 'no layout there';
+    return leftOut(layout.steps) ?? {number: found.layout, ...layout, place: found.place};
+  });
+  return {...plan, from: 'the layouts of this checkpoint', to: 'those of the one that it is compared with'};
 }

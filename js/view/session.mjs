@@ -14,7 +14,7 @@ import {UcpError} from '../lib/errors.mjs';
 import {plain, stringify} from '../lib/json.mjs';
 import {readBox, readerOf} from '../lib/read.mjs';
 import {validate} from '../lib/validate.mjs';
-import {planOfAll, planOfSlot} from './planning.mjs';
+import {planOfAll, planOfSlot, planToOther} from './planning.mjs';
 import {Summary} from './summary.mjs';
 import {inWords} from './words.mjs';
 
@@ -347,6 +347,15 @@ export class Session {
   /** What ranks send if all slots keep their layouts over meshes of other sizes. */
   wholePlan({sizes}) {
     return planOfAll(this.checkpoint, sizes);
+  }
+
+  /**
+   * What ranks send if all slots go to the layouts that another checkpoint has for them.
+   * @param {object} _
+   * @param {Session} other
+   */
+  planTo(_, other) {
+    return planToOther(this.checkpoint, other.checkpoint);
   }
 
   /** Where the bytes of a slot lie: objects, offsets and lengths of its first segments. */

@@ -44,6 +44,9 @@ const METHODS = {
   difference(params) {
     return sessionOf(params.side).difference(params, sessionOf(params.other));
   },
+  planTo(params) {
+    return sessionOf(params.side).planTo(params, sessionOf(params.other));
+  },
 };
 for (const method of ['part', 'summary', 'state', 'window', 'statistics', 'heatMap', 'layout', 'plan', 'wholePlan', 'places', 'problems']) {
   METHODS[method] = (params) => sessionOf(params.side)[method](params);

@@ -135,8 +135,9 @@ def test_the_same_ranks_give(
 WHOLE = """
 import {DirectoryStore} from '%s';
 import {Session} from '%s';
-const [path, sizes] = process.argv.slice(1);
-console.log(JSON.stringify(new Session(new DirectoryStore(path)).wholePlan({sizes: JSON.parse(sizes)})));
+const [path, sizes, other] = process.argv.slice(1);
+const [session, compared] = [path, other].map((one) => new Session(new DirectoryStore(one)));
+console.log(JSON.stringify([session.wholePlan({sizes: JSON.parse(sizes)}), session.planTo({}, compared)]));
 """
 
 
@@ -161,13 +162,19 @@ def test_a_checkpoint_s_plan_to_other_sizes_is_that_of_ucp_plan(
         wanted = movements(pair(checkpoint_side("a", a), checkpoint_side("b", b), "ranks")).to_json()
     program = WHOLE % tuple((ROOT / "js" / name).as_uri() for name in ("node/store.mjs", "view/session.mjs"))
     words = ["node", "--input-type=module", "-e", program, str(tmp_path / "a.ucp"), json.dumps([sizes])]
+    words.append(str(tmp_path / "b.ucp"))
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["ranks"] == wanted["ranks"]
-    assert sorted(cell for cell in found["moved"] if cell[2]) == wanted["moved"]
-    assert (found["slots"], found["bytes"]) == (wanted["slots"], wanted["bytes"])
+    found, to_other = json.loads(done.stdout)
+    for plan in (found, to_other):
+        assert plan["ranks"] == wanted["ranks"]
+        assert sorted(cell for cell in plan["moved"] if cell[2]) == wanted["moved"]
+        assert (plan["slots"], plan["bytes"]) == (wanted["slots"], wanted["bytes"])
+    missing = 3 * (len(layouts) - len(fit))
+    assert dict(to_other["left"]) == {"no layout": 1} | (
+        {"not in the other checkpoint": missing} if missing else {}
+    )
     left = dict(found["left"])
     assert left.pop("no layout") == 1
-    assert sum(left.values()) == 3 * (len(layouts) - len(fit))
+    assert sum(left.values()) == missing
     assert all("is not divisible by 3" in why for why in left)

@@ -99,6 +99,13 @@ def test_a_plan_is_a_matrix_of_ranks(chromium: Chromium, tmp_path: Path) -> None
     save(tmp_path / "b.ucp", {("w", "value"): Tensor(tensor.data, "float64", layout=columns)})
     with ucp.open(tmp_path / "a.ucp") as a, ucp.open(tmp_path / "b.ucp") as b:
         plan = movements(pair(checkpoint_side("a", a), checkpoint_side("<b>\u202e", b), "ranks")).to_json()
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp", compared=1) as page:
+        page.click("[data-view=plan]")
+        page.click("#plan [data-plan=other]")
+        page.wait("document.querySelector('#plan table')")
+        assert "1 slot, 512 B; 128 B stay in place, 384 B are sent." in page.value(
+            "document.getElementById('plan').innerText"
+        )
     with shown(chromium, tmp_path / "a.ucp", plan=plan) as page:
         page.click("[data-view=plan]")
         titles = page.value(
