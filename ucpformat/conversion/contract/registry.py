@@ -291,6 +291,11 @@ def named_integers(text: str, *, at: str) -> dict[str, int]:
 
 
 class _Parse(Protocol[_Parsed]):
+    """Parses a document of one kind. `named_document` calls it once, with all bytes of the file that a user named.
+
+    It raises `UcpError` for what is no such document, with locations that begin with ``at``, the file's name.
+    """
+
     def __call__(self, data: bytes, *, at: str) -> _Parsed: ...
 
 

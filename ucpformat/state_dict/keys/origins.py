@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ucpformat.state_dict.keys.names import Form, Names
 
     class _Named(Protocol):
+        """An atom, of a checkpoint or declared: `alias_paths` reads both attributes, which raise nothing."""
+
         @property
         def aliases(self) -> tuple[str, ...]: ...
         @property

@@ -23,7 +23,12 @@ __all__ = ["ComparedRows", "DeclaredRows", "KnownChanges"]
 
 
 class KnownChanges(Protocol):
-    """Tells which rows of boxes may differ from the checkpoint with the root digest ``base``, in any thread."""
+    """Tells which rows of boxes may differ from the checkpoint with the root digest ``base``.
+
+    A save that is handed some asks each of them that has its base, before it compares a piece with the base: once for
+    each piece, from any of its threads, several at a time. Rows that are said to be the same are not compared, so that
+    a wrong answer loses them. It raises nothing: who does not know returns None, and the next one is asked.
+    """
 
     base: str
 

@@ -10,7 +10,9 @@ __all__ = ["Sharable"]
 class Sharable(Protocol):
     """An object of the base of an increment, to be compared, and then shared by `Store.share`.
 
-    `Objects.sharable` provides it: an open file to be linked, or what a listing says of an object to be copied.
+    `Objects.sharable` provides it: an open file to be linked, or what a listing says of an object to be copied. While
+    that context lasts, an increment calls `read` and `has` from any of its threads, as often as it has something to
+    compare, and may hand it to `Store.share`. Behind the context it is closed, and not to be used.
     """
 
     @property
