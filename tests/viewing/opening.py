@@ -35,7 +35,8 @@ def _processor_seconds(pid: int) -> float:
 @click.option("--rounds", default=5, type=click.IntRange(1), help="Rounds after the one that warms up.")
 def main(atoms: int, rounds: int) -> None:
     """Save a model, open it in a headless Chromium, and print medians."""
-    with tempfile.TemporaryDirectory() as room:
+    # Processes of the browser may write a little longer than it runs.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as room:
         path = Path(room, "many.ucp")
         save_many(path, atoms)
         with Chromium(Path(room, "chromium")) as browser:
