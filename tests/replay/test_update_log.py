@@ -110,6 +110,12 @@ def test_a_log_that_is_there_is_recovered_from_first(tmp_path: Path) -> None:
         ucp.UpdateLog(tmp_path, job.model, job.optimizer)
 
 
+def trained_on(job: Job, log: ucp.UpdateLog) -> None:
+    """Make five more steps, and wait for the thread that writes them."""
+    job.train(log, 4, 9)
+    log.flush()
+
+
 def test_a_zombie_is_fenced(tmp_path: Path) -> None:
     """UCP-W-039, UCP-W-040: a process that was taken for dead cannot write any more."""
     old = Job()
@@ -120,7 +126,7 @@ def test_a_zombie_is_fenced(tmp_path: Path) -> None:
     new, recovery = recovered(tmp_path)
     with ucp.UpdateLog(tmp_path, new.model, new.optimizer, state=new.objects, after=recovery) as other:
         with torch.random.fork_rng(), pytest.raises(ucp.UcpError, match="UCP-E-FENCED"):
-            old.train(log, 4, 9)
+            trained_on(old, log)
         with pytest.raises(ucp.UcpError, match="UCP-E-FENCED"):
             log.close()
         new.train(other, 4, 6)

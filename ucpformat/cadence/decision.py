@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from ucpformat.cadence.intervals import daly
+from ucpformat.cadence.intervals import daly, exact_replay
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Cadence:
         times: what was measured.
         max_overhead: share of the time that checkpoints may take.
         mtbf: mean seconds between failures, if they are known.
+        replay: seconds of replay for a second of training, where an update log has the steps between.
 
     >>> times = ucp.cadence.SaveTimes(step=0.5, stall=0.3, write=4.0)
     >>> print(ucp.cadence.decide(times, max_overhead=0.03))
@@ -77,12 +78,15 @@ class Cadence:
     times: SaveTimes
     max_overhead: float
     mtbf: float | None = None
+    replay: float | None = None
 
     def __str__(self) -> str:
         """Return a sentence that says what was decided, and why."""
         times = self.times
         often = f"every {self.every} steps" if self.every > 1 else "every step"
         why = _WORDS[self.reason].format(share=100 * self.max_overhead, mtbf=self.mtbf or 0)
+        if self.replay is not None:
+            why += f", and a log is replayed in {self.replay:.3g} of the time of training"
         return (
             f"{often}: a step takes {times.step:.3g} s and a checkpoint {times.cost:.3g} s of training,"
             f" {times.write:.3g} s until it is durable; {why}"
@@ -104,7 +108,9 @@ class Cadence:
             "slowdown_seconds": self.times.slowdown,
             "max_overhead": self.max_overhead,
         }
-        return found if self.mtbf is None else found | {"mtbf_seconds": self.mtbf}
+        if self.mtbf is not None:
+            found["mtbf_seconds"] = self.mtbf
+        return found if self.replay is None else found | {"replay": self.replay}
 
     @classmethod
     def from_json(cls, found: Any) -> Self | None:
@@ -115,28 +121,31 @@ class Cadence:
         """
         if not isinstance(found, dict) or found.get("reason") not in [*_WORDS]:
             return None
-        every, mtbf = found.get("every"), found.get("mtbf_seconds")
+        every, mtbf, replay = found.get("every"), found.get("mtbf_seconds"), found.get("replay")
         names = ("step_seconds", "stall_seconds", "write_seconds", "slowdown_seconds", "max_overhead")
         numbers = [found.get(name) for name in names]
         if type(every) is not int or every < 1 or not all(type(one) in (int, float) for one in numbers):
             return None
-        if mtbf is not None and type(mtbf) not in (int, float):
+        if any(one is not None and type(one) not in (int, float) for one in (mtbf, replay)):
             return None
         *times, max_overhead = (float(one) for one in numbers if one is not None)
-        return cls(every, found["reason"], SaveTimes(*times), max_overhead, mtbf)
+        return cls(every, found["reason"], SaveTimes(*times), max_overhead, mtbf, replay)
 
 
-def decide(times: SaveTimes, *, max_overhead: float, mtbf: float | None = None) -> Cadence:
+def decide(
+    times: SaveTimes, *, max_overhead: float, mtbf: float | None = None, replay: float | None = None
+) -> Cadence:
     """Return how often to save: no more often than the overhead allows, and than failures make worth while.
 
     A checkpoint begins when the one before it is durable. Its cost, against ``every`` steps, is at most
     ``max_overhead``. With ``mtbf`` it is no more often than `daly` says; without, as often as the two bounds allow, as
-    CheckFreq does.
+    CheckFreq does. Where an update log has the steps between, it is `exact_replay` in place of `daly`.
 
     Args:
         times: measured seconds.
         max_overhead: share of the time that checkpoints may take, as 0.03.
         mtbf: mean seconds between failures of the whole job, if they are known.
+        replay: seconds of replay for a second of training, where an update log has the steps.
 
     Raises:
         UcpError: ``UCP-E-LIMIT`` for a number that is out of range.
@@ -154,9 +163,12 @@ def decide(times: SaveTimes, *, max_overhead: float, mtbf: float | None = None) 
         (ceil(times.write / times.step), "write"),
     ]
     if mtbf is not None and times.cost > 0:
-        candidates.append((round(daly(times.cost, mtbf) / times.step), "failures"))
+        seconds = daly(times.cost, mtbf)
+        if replay is not None:
+            seconds = exact_replay(times.cost, times.cost, mtbf, replay).full
+        candidates.append((round(seconds / times.step), "failures"))
     every, reason = max(candidates, key=lambda one: one[0])
-    return Cadence(every, reason, times, max_overhead, mtbf)
+    return Cadence(every, reason, times, max_overhead, mtbf, replay)
 
 
 def require_shares(max_overhead: float, mtbf: float | None) -> None:

@@ -179,6 +179,7 @@ class CheckpointManager:
         compressor: Compression | None = None,
         pipeline: Pipeline | None = None,
         log: LogPosition | None = None,
+        cadence: Cadence | None = None,
     ) -> AsyncSave:
         """Save ``state`` as the checkpoint of ``step``, and remove what is not kept when that is committed.
 
@@ -188,7 +189,7 @@ class CheckpointManager:
         A step that this manager has itself saved or restored, or found damaged, is replaced: the earlier checkpoint
         stays until the new one is committed. So is one that was there when an earlier step was asked for by `restore`,
         and any committed one with ``replace``, which is an error without. ``log`` is the update log that goes on from
-        the state, as `UpdateLog` gives it.
+        the state, and ``cadence`` how often it has one saved, as `UpdateLog` gives them.
 
         Raises:
             UcpError: as `save` and `async_save`, on all ranks the same.
@@ -214,7 +215,7 @@ class CheckpointManager:
             self._metrics.pop(step, None)
             base, notes = self._increments.base(self.run, storage, chunk_bytes)
             notes |= {METRICS: numbers} if numbers else {}
-            notes |= {CADENCE: self.cadence.to_json()} if self.cadence else {}
+            notes |= {CADENCE: pace.to_json()} if (pace := cadence or self.cadence) else {}
             return json.dumps([self.run.vacant(step), notes, base]).encode()
 
         if self._saver is not None and (may_replace or (self._increments.are_wanted and when_busy == "wait")):

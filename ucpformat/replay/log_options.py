@@ -26,10 +26,13 @@ def require_steps(**numbers: object) -> None:
             raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
 
 
-def require_of_replica(batch: object, residuals: object) -> None:
+def require_of_replica(batch: object, residuals: object, mtbf: float | None) -> None:
     """Refuse what a replica does not do; raises ``UCP-E-MISMATCH``."""
     if batch != "auto":
         raise error("UCP-E-MISMATCH", "a replica gets each step by itself; leave batch= out", at="batch")
+    if mtbf is not None:
+        message = "a replica goes by the times of its own saves; leave mtbf= out"
+        raise error("UCP-E-MISMATCH", message, at="mtbf")
     if residuals is not None:
         message = (
             "a replica does not get residuals; log without one, or take a compressor without error feedback"

@@ -64,7 +64,8 @@ class UpdateLog:
     `step` in place of ``optimizer.step()``; ranks share the logging of what several of them hold. Steps are written in
     the background: ``batch`` of them together, or as many as make a quarter of a MiB. A full checkpoint of ``model``
     and ``optimizer`` is saved first, and every ``full_every`` steps, in the background; with ``"auto"`` when the
-    log has grown to the size of one. The ``keep_full`` newest stay, and the steps since the oldest of them.
+    log has grown to the size of one, or where failures come every ``mtbf`` seconds, as often as `cadence.exact_replay`
+    says of measured times (``ucp ls`` shows it). The ``keep_full`` newest stay, and the steps since the oldest of them.
 
     ``state`` has objects with a ``state_dict()``, such as a schedule, a scaler or a sampler, whose state dicts are kept
     with every batch; ``rng`` says whether torch's generator on the CPU is. Both are kept as they are when `step`
@@ -114,6 +115,7 @@ class UpdateLog:
         residuals_every: int | None = 100,
         batch: int | Literal["auto"] = "auto",
         full_every: int | Literal["auto"] | None = "auto",
+        mtbf: float | None = None,
         keep_full: int = 2,
         check_every: int = 200,
         pending_bytes: int = 1 << 28,
@@ -127,8 +129,9 @@ class UpdateLog:
         residuals = residuals_of(compressor)
         self._group = own_group(group)
         if replica:
-            require_of_replica(batch, residuals)
+            require_of_replica(batch, residuals, mtbf)
             require_local(log_url(run), self._group, optimizer)
+        self._pace = FullPace(None if replica else full_every, mtbf, self._group)
         self._rank = list(self._group.ranks).index(self._group.rank)
         self._model = model
         self._optimizer = optimizer
@@ -170,9 +173,7 @@ class UpdateLog:
         )
         whole = gradient_bytes(self._epoch)
         self._batch = steps_of_batch(batch, whole)
-        self._pace = FullPace(
-            None if replica else full_every, whole, ranks=len(self._group.ranks), step=self._step
-        )
+        self._pace.begin(self._step, whole)
         self._steps: list[StepDraft] = []
         self._first_step = self._step
         self._options: tuple[Mapping[str, JsonValue], ...] | None = None
@@ -260,7 +261,9 @@ class UpdateLog:
         self._settle()
         require_same_groups(self._optimizer, self._epoch, self._url)
         make = self._optimizer.step if scaler is None else partial(scaler.step, self._optimizer)
-        draft = self._capture.step(make, with_residuals=self._has_residuals_at(self._step + 1))
+        draft = self._capture.step(
+            partial(self._pace.made, make), with_residuals=self._has_residuals_at(self._step + 1)
+        )
         options = tuple(options_of(self._optimizer))
         if not self._steps or options != self._options:
             draft.options = self._options = options
@@ -343,13 +346,14 @@ class UpdateLog:
             return
         # A process that is fenced learns of it here, and a checkpoint is never ahead of the log.
         self._writer.drain()
-        self._save_checkpoint(LogPosition(self._epoch.log, self._epoch.epoch))
-        self._pace.saved(self._step, self._written_bytes)
+        self._save_checkpoint(LogPosition(self._epoch.log, self._epoch.epoch), self._written_bytes)
         decided(self._group, self._prune)
 
-    def _save_checkpoint(self, position: LogPosition) -> None:
+    def _save_checkpoint(self, position: LogPosition, written: int = 0) -> None:
         content = checkpoint_content(self._model, self._optimizer, self._tracked, self._values_now())
-        self._manager.save(self._step, content, log=position, replace=True)
+        cadence = self._pace.cadence
+        save = partial(self._manager.save, self._step, content, log=position, cadence=cadence, replace=True)
+        self._pace.saved(self._step, written, save)
 
     def _prune(self) -> bytes:
         """Remove batches that end before the oldest checkpoint, and those of branches that were given up."""
