@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.reading.part import StoredPart
     from ucpformat.storage.reading.stored_slot import StoredSlot
 
-__all__ = ["AtomView", "SlotView", "StateEntries", "ViewSource"]
+__all__ = ["AtomView", "SlotView", "StateEntries", "ViewSource", "reader_of"]
 
 
 _REASONS: Final = {
@@ -291,6 +291,11 @@ class SlotView:
             raise ValueError("a slot is read from storage, which makes a copy: mapped() gives it without one")
         data = self.read()
         return data if dtype is None else data.astype(dtype, copy=False)
+
+
+def reader_of(view: SlotView) -> BoxReader:
+    """Return what reads the boxes of a slot, and of all others of its checkpoint."""
+    return view._source.reader
 
 
 _T = TypeVar("_T")

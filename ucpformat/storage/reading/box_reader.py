@@ -24,6 +24,7 @@ from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes, sel
 from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
 from ucpformat.storage.reading.layers import ChunkWanted, are_layered, in_groups
+from ucpformat.storage.reading.streaming import elements_of, run_groups
 from ucpformat.storage.stores.store import StoredRange
 from ucpformat.storage.workers import in_parallel, worker_count
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ucpformat.storage.reading.held_boxes import HeldBox
     from ucpformat.storage.reading.part import StoredPart
     from ucpformat.storage.reading.stored_slot import StoredSlot
+    from ucpformat.storage.reading.streaming import PassingRun
     from ucpformat.storage.stores.store import Objects
 
 __all__ = ["BoxReader", "PartTargets"]
@@ -89,6 +91,30 @@ class BoxReader:
         self._room = DecodingRoom()
         self._lock = threading.Lock()
         self.fetched = 0
+
+    def pass_elements(
+        self,
+        runs: Iterable[PassingRun],
+        look: Callable[[int, Iterator[tuple[PassingRun, NDArray[np.uint8]]]], None],
+        others: Iterable[Callable[[], None]],
+        workers: int | None = None,
+    ) -> None:
+        """Have ``look`` take the elements of each group of runs, as `elements_of` yields them; do ``others`` beside it.
+
+        It is called from several threads, with the number of the group.
+
+        Raises:
+            UcpError: what reading raises.
+        """
+
+        def take(number: int, group: list[PassingRun]) -> None:
+            self._count(sum(run.covered - run.start for run in group))
+            look(number, elements_of(self._store, group, self._scratch, verify=self._verify))
+
+        groups = enumerate(run_groups(runs, gap=self._store.calls.gap))
+        with naming(self._path):
+            tasks = (partial(take, number, group) for number, group in groups)
+            in_parallel(chain(tasks, others), self._executor, workers or self._workers)
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
