@@ -8,8 +8,9 @@ by value.
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -114,13 +115,27 @@ def add_elements(found: SlotStatistics, flat: NDArray[np.generic]) -> None:
         _add_counted(found, flat)
         return
     flat = _real(flat)
-    item = flat.dtype.itemsize
-    look = _WAYS.get(flat.dtype.name, _add_wide)
-    step = BLOCK_BYTES // item
-    # One memory for all blocks, which stays in the cache: fresh memory would cost more than the sums.
-    room = np.empty(min(flat.size, step), np.float64)
+    look = _way(flat.dtype)
+    step = BLOCK_BYTES // flat.dtype.itemsize
     for low in range(0, flat.size, step):
-        look(found, flat[low : low + step], room)
+        look(found, flat[low : low + step])
+
+
+class _Kept(threading.local):
+    """Memory of each thread for a block, which stays in the cache: fresh memory would cost more than the sums."""
+
+    def __init__(self) -> None:
+        self.octets = np.empty(0, np.uint8)
+
+    def take(self, size: int, kind: DTypeLike) -> NDArray[Any]:
+        """Return memory for so many elements; what was taken before is gone."""
+        nbytes = size * np.dtype(kind).itemsize
+        if nbytes > self.octets.size:
+            self.octets = np.empty(nbytes, np.uint8)
+        return self.octets[:nbytes].view(kind)
+
+
+_KEPT: Final = _Kept()
 
 
 def _real(flat: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -146,9 +161,8 @@ _BITS: Final = {
 }
 
 
-def _range(block: NDArray[Any]) -> tuple[float, float, bool] | None:
+def _range(bits: _Bits, block: NDArray[Any]) -> tuple[float, float, bool] | None:
     """Return the least and the largest element, and whether any is zero; None where one is not finite."""
-    bits = _BITS[block.dtype.name]
     unsigned = block.view(bits.unsigned)
     highest = int(np.maximum.reduce(block.view(bits.signed)))
     furthest = int(np.maximum.reduce(unsigned))
@@ -164,33 +178,33 @@ def _range(block: NDArray[Any]) -> tuple[float, float, bool] | None:
     return float(ends[0]) + 0.0, float(ends[1]) + 0.0, has_zero
 
 
-def _add_short(found: SlotStatistics, block: NDArray[Any], room: NDArray[np.float64]) -> None:
+def _add_short(bits: _Bits, found: SlotStatistics, block: NDArray[Any]) -> None:
     """Add floats of 32 bits or less: their sums in float32, where that has the range for them."""
-    ends = _range(block)
+    ends = _range(bits, block)
     largest = 0.0 if ends is None else max(-ends[0], ends[1])
     if ends is None or not (_LEAST_LARGEST < largest < _MOST_LARGEST or largest == 0):
-        _add_wide(found, block, room)
+        _add_wide(found, block)
         return
     found.count += block.size
     found.add_range(ends[0], ends[1])
     if largest == 0:
         found.zeros += block.size
         return
-    values = _AS_FLOAT32.get(block.dtype.name, _converted)(block, room)
+    values = _as_float32(block)
     _add_sums(found, values)
     if ends[2]:
         found.zeros += int(np.count_nonzero(values == 0))
 
 
-def _converted(block: NDArray[Any], room: NDArray[np.float64]) -> NDArray[np.float32]:
-    values = room.view(np.float32)[: block.size]
+def _converted(block: NDArray[Any]) -> NDArray[np.float32]:
+    values = _KEPT.take(block.size, np.float32)
     np.copyto(values, block, casting="unsafe")
     return values
 
 
-def _from_float16(block: NDArray[Any], room: NDArray[np.float64]) -> NDArray[np.float32]:
+def _from_float16(block: NDArray[Any]) -> NDArray[np.float32]:
     """Move sign, exponent and mantissa to where float32 has them: numpy converts one element after another."""
-    words = room.view(np.int32)[: block.size]
+    words = _KEPT.take(block.size, np.int32)
     np.copyto(words, block.view(np.int16))  # with the sign in all upper bits
     np.left_shift(words, 13, out=words)
     np.bitwise_and(words, np.int32(-0x7000_0001), out=words)
@@ -199,16 +213,16 @@ def _from_float16(block: NDArray[Any], room: NDArray[np.float64]) -> NDArray[np.
     return values
 
 
-_AS_FLOAT32: Final[dict[str, Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.float32]]]] = {
-    "float32": lambda block, _: block,
-    "float16": _from_float16,
-}
+def _as_float32(block: NDArray[Any]) -> NDArray[np.float32]:
+    if block.dtype == np.float32:
+        return block
+    return _from_float16(block) if block.dtype == np.float16 else _converted(block)
 
 
-def _add_double(found: SlotStatistics, block: NDArray[Any], room: NDArray[np.float64]) -> None:
-    ends = _range(block)
+def _add_double(bits: _Bits, found: SlotStatistics, block: NDArray[Any]) -> None:
+    ends = _range(bits, block)
     if ends is None:
-        _add_wide(found, block, room)
+        _add_wide(found, block)
         return
     found.count += block.size
     found.add_range(ends[0], ends[1])
@@ -217,9 +231,9 @@ def _add_double(found: SlotStatistics, block: NDArray[Any], room: NDArray[np.flo
         found.zeros += int(np.count_nonzero(block == 0))
 
 
-def _add_wide(found: SlotStatistics, block: NDArray[Any], room: NDArray[np.float64]) -> None:
+def _add_wide(found: SlotStatistics, block: NDArray[Any]) -> None:
     """Add any elements, as float64."""
-    values = room[: block.size]
+    values = _KEPT.take(block.size, np.float64)
     np.copyto(values, block, casting="unsafe")
     found.count += values.size
     is_finite = np.isfinite(values)
@@ -234,12 +248,10 @@ def _add_wide(found: SlotStatistics, block: NDArray[Any], room: NDArray[np.float
         found.zeros += int(np.count_nonzero(values == 0))
 
 
-_WAYS: Final[dict[str, Callable[[SlotStatistics, NDArray[Any], NDArray[np.float64]], None]]] = {
-    "float16": _add_short,
-    "bfloat16": _add_short,
-    "float32": _add_short,
-    "float64": _add_double,
-}
+@lru_cache(maxsize=64)
+def _way(kind: np.dtype[Any]) -> Callable[[SlotStatistics, NDArray[Any]], None]:
+    bits = _BITS.get(kind.name)
+    return _add_wide if bits is None else partial(_add_double if kind == np.float64 else _add_short, bits)
 
 
 def _add_sums(found: SlotStatistics, values: NDArray[Any]) -> None:
