@@ -129,7 +129,7 @@ def layers() -> Draft:
             "float32", (1, 8, 2), floats(16),
             layers={(0, 0, 0): [
                 LayerDraft((0, 0, 0), (1, 4, 2), None, floats(8)),
-                LayerDraft((0, 4, 0), (1, 4, 2), [0, 1], floats(8, 9)),
+                LayerDraft((0, 4, 0), (1, 4, 2), [0, 1], mixed(floats(8, 70), floats(8, 9), 8, [0])),
                 LayerDraft((0, 4, 0), (1, 4, 2), [1, 2, 3], floats(8, 9)),
             ]},
         ),
