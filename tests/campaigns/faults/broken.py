@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
-from ucpformat.errors import UcpError
 from ucpformat.manager.local_place import LocalPlace
-from ucpformat.storage.stores.directory_claim import DirectoryClaim
+from ucpformat.model.root import ROOT_KEY
 from ucpformat.storage.stores.local import LocalStore
 
 __all__ = ["BROKEN"]
@@ -35,15 +34,14 @@ def root_first() -> Iterator[None]:
 
 
 @contextmanager
-def flag_after() -> Iterator[None]:
-    """Success is told, and the root document has its name if nothing comes between."""
-    publish = DirectoryClaim.publish
+def root_in_place() -> Iterator[None]:
+    """The root document is written under its name, a piece at a time."""
 
-    def told(self: DirectoryClaim, data: bytes, *, is_durable: bool) -> None:
-        with suppress(OSError, UcpError):
-            publish(self, data, is_durable=is_durable)
+    def publish(self: LocalStore, data: bytes) -> None:
+        with open(self._root / ROOT_KEY, "xb", buffering=0) as file:
+            file.writelines(data[start : start + 256] for start in range(0, len(data), 256))
 
-    with patch.object(DirectoryClaim, "publish", told):
+    with patch.object(LocalStore, "publish", publish):
         yield
 
 
@@ -65,7 +63,7 @@ def delete_by_listing() -> Iterator[None]:
 
 BROKEN: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "save": root_first,
-    "save, plain": flag_after,
+    "save, plain": root_in_place,
     "collect": delete_by_listing,
 }
 """By the name of the operation."""
