@@ -395,10 +395,7 @@ def test_an_interrupt_while_the_thread_starts_leaves_nobody_waiting(tmp_path: Pa
         local, _ = owned(0, NORM)
         with patch.object(threading.Thread, "start", interrupted), pytest.raises(KeyboardInterrupt):
             saver.save(tmp_path / "c", lambda: local, OPTIONS)
-        if started:
+        # It starts before anything is copied: there is nothing to save.
+        with pytest.raises(KeyboardInterrupt):
             saver.wait()
-            assert validate(tmp_path / "c") == []
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                saver.wait()
-            assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.iterdir()) == []
