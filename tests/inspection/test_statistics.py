@@ -21,6 +21,8 @@ from ucpformat.inspection import statistics as module
 from ucpformat.inspection.element_sums import SlotStatistics, add_elements
 from ucpformat.inspection.statistics import statistics
 from ucpformat.model.dtype import DTYPES
+from ucpformat.storage.checksum import BLOCK_BYTES
+from ucpformat.storage.reading import streaming
 
 
 def summed(data: np.ndarray[Any, Any]) -> SlotStatistics:
@@ -92,13 +94,23 @@ def test_the_bits_of_floats_tell_their_order(dtype: str, special: list[float], n
 
 @pytest.mark.parametrize("shape", [(1 << 20,), (3, 700, 600), (1, 1, 1 << 19), (5000, 130)])
 @pytest.mark.parametrize("chunk_bytes", [1 << 16, 1 << 24])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"compressor": "auto"}, {"storage": "plain"}],
+    ids=["packed", "compressed", "plain"],
+)
 def test_pieces_tile_large_tensors(
-    tmp_path: Path, shape: tuple[int, ...], chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    shape: tuple[int, ...],
+    chunk_bytes: int,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PIECE_BYTES", 1 << 15)
+    monkeypatch.setattr(streaming, "_TOGETHER_BYTES", BLOCK_BYTES)
     data = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     data.flat[7], data.flat[-3], data.flat[-1] = np.nan, -np.inf, 0
-    ucp.save(tmp_path / "a", {"w": data, "small": np.arange(5)}, chunk_bytes=chunk_bytes)
+    ucp.save(tmp_path / "a", {"w": data, "small": np.arange(5)}, chunk_bytes=chunk_bytes, **options)
     done: list[int] = []
     with ucp.open(tmp_path / "a") as ckpt:
         views = [ckpt[name]["value"] for name in ("small", "w")]
@@ -110,6 +122,21 @@ def test_pieces_tile_large_tensors(
     assert found.norm == pytest.approx(np.linalg.norm(finite), rel=1e-6)
     assert (small.total, small.magnitudes) == (10.0, {0: 1, 1: 2, 2: 1})
     assert sum(done) == data.nbytes + 40
+
+
+def test_zeros_that_are_not_stored_and_rows_that_were_written_over(tmp_path: Path) -> None:
+    table = np.ones((10_000, 64), np.float32)
+    zeros = np.zeros(50_000, np.complex64)
+    ucp.save(tmp_path / "a", {"table": table, "zeros": zeros})
+    table[[7, 4000]] = -2
+    ucp.save(
+        tmp_path / "b", {"table": table, "zeros": zeros}, base=tmp_path / "a", changed={"table": [7, 4000]}
+    )
+    with ucp.open(tmp_path / "b") as ckpt:
+        of_table, of_zeros = statistics([ckpt["table"]["value"], ckpt["zeros"]["value"]])
+    assert (of_table.count, of_table.minimum, of_table.maximum) == (table.size, -2, 1)
+    assert of_table.total == table.sum()
+    assert (of_zeros.count, of_zeros.zeros, of_zeros.minimum, of_zeros.norm) == (100_000, 100_000, 0, 0)
 
 
 def test_nothing_is_said_of_what_is_damaged(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PassingRun", "elements_of", "passing_runs", "run_groups"]
 
 _TOGETHER_BYTES: Final = 1 << 24
-"""Of runs that one task looks at; the slots of a checkpoint that is stored well lie close together."""
+"""Of runs that one task looks at, whole blocks; the slots of a checkpoint that is stored well lie close together."""
 _TOGETHER: Final = 256
 _LOOK_BYTES: Final = 1 << 18
 """What is given at a time: a checksum and more are made of it before it leaves the cache."""
