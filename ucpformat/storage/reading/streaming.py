@@ -27,7 +27,7 @@ __all__ = ["PassingRun", "elements_of", "passing_runs", "run_groups"]
 _TOGETHER_BYTES: Final = 1 << 24
 """Of runs that one task looks at, whole blocks; the slots of a checkpoint that is stored well lie close together."""
 _TOGETHER: Final = 256
-_LOOK_BYTES: Final = 1 << 18
+_LOOK_BYTES: Final = 1 << 20
 """What is given at a time: a checksum and more are made of it before it leaves the cache."""
 
 
