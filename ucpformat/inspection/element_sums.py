@@ -8,12 +8,13 @@ by value.
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+
+from ucpformat.storage.host_memory import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_BYTES", "SlotStatistics", "add_elements", "magnitudes_of"]
 
 BLOCK_BYTES: Final = 1 << 20
-"""Bytes that are looked at together: few enough for a processor's second cache, so many that threads seldom wait between calls."""
+"""Bytes that are looked at together: few enough for a core's own cache, so many that threads seldom wait for a call."""
 
 _SHORT: Final = 1 << 10
 """Elements that are added in the data type that they are looked at in, as a row, before float64 takes over."""
@@ -121,21 +122,14 @@ def add_elements(found: SlotStatistics, flat: NDArray[np.generic]) -> None:
         look(found, flat[low : low + step])
 
 
-class _Kept(threading.local):
-    """Memory of each thread for a block, which stays in the cache: fresh memory would cost more than the sums."""
-
-    def __init__(self) -> None:
-        self.octets = np.empty(0, np.uint8)
-
-    def take(self, size: int, kind: DTypeLike) -> NDArray[Any]:
-        """Return memory for so many elements; what was taken before is gone."""
-        nbytes = size * np.dtype(kind).itemsize
-        if nbytes > self.octets.size:
-            self.octets = np.empty(nbytes, np.uint8)
-        return self.octets[:nbytes].view(kind)
+_SCRATCH: Final = Scratch()
+"""For a block, which stays in the cache: fresh memory would cost more than the sums."""
 
 
-_KEPT: Final = _Kept()
+def _room(size: int, kind: DTypeLike) -> NDArray[Any]:
+    """Return memory for so many elements, until this thread asks again."""
+    nbytes = size * np.dtype(kind).itemsize
+    return _SCRATCH.take(nbytes)[:nbytes].view(kind)
 
 
 def _real(flat: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -197,14 +191,14 @@ def _add_short(bits: _Bits, found: SlotStatistics, block: NDArray[Any]) -> None:
 
 
 def _converted(block: NDArray[Any]) -> NDArray[np.float32]:
-    values = _KEPT.take(block.size, np.float32)
+    values = _room(block.size, np.float32)
     np.copyto(values, block, casting="unsafe")
     return values
 
 
 def _from_float16(block: NDArray[Any]) -> NDArray[np.float32]:
     """Move sign, exponent and mantissa to where float32 has them: numpy converts one element after another."""
-    words = _KEPT.take(block.size, np.int32)
+    words = _room(block.size, np.int32)
     np.copyto(words, block.view(np.int16))  # with the sign in all upper bits
     np.left_shift(words, 13, out=words)
     np.bitwise_and(words, np.int32(-0x7000_0001), out=words)
@@ -233,7 +227,7 @@ def _add_double(bits: _Bits, found: SlotStatistics, block: NDArray[Any]) -> None
 
 def _add_wide(found: SlotStatistics, block: NDArray[Any]) -> None:
     """Add any elements, as float64."""
-    values = _KEPT.take(block.size, np.float64)
+    values = _room(block.size, np.float64)
     np.copyto(values, block, casting="unsafe")
     found.count += values.size
     is_finite = np.isfinite(values)

@@ -12,7 +12,7 @@ from ucpformat.replay.tracked import flat_elements, local_of, piece_view
 from ucpformat.update_log.drafts import Captured, StepDraft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
     from numpy.typing import NDArray
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ucpformat.replay.compressors import GradientCompressor
     from ucpformat.replay.tracked import Tracked, TrackedState
-    from ucpformat.update_log.documents import Epoch
+    from ucpformat.update_log.documents import Epoch, Role
 
 __all__ = ["Capture", "Owned"]
 
@@ -137,28 +137,24 @@ class Capture:
 
     def buffers(self, draft: StepDraft | None) -> None:
         """Copy buffers that have changed since they were last looked at; without a draft, look only."""
-        for number, one in enumerate(self._state.tensors):
-            if one.role != "value":
-                continue
-            elements = flat_elements(local_of(one.tensor), one.atom)
-            for piece in one.pieces:
-                index = self.owned.get((number, piece.box.offset, piece.box.shape))
-                if index is None:
-                    continue
-                values = piece_view(elements, piece.local, piece.box)
-                data = values.tobytes()
-                if self._seen.get(index) != data:
-                    self._seen[index] = data
-                    if draft is not None:
-                        draft.captured.append(Captured(index, self._copied(values)))
+        for index, values in self._logged_here("value"):
+            data = values.tobytes()
+            if self._seen.get(index) != data:
+                self._seen[index] = data
+                if draft is not None:
+                    draft.captured.append(Captured(index, self._copied(values)))
 
     def _copy_residuals(self, draft: StepDraft) -> None:
+        for index, values in self._logged_here("residual"):
+            draft.captured.append(Captured(index, self._copied(values)))
+
+    def _logged_here(self, role: Role) -> Iterator[tuple[int, NDArray[np.generic]]]:
+        """Yield the pieces of a role that this rank logs, each with its elements, which are not copied."""
         for number, one in enumerate(self._state.tensors):
-            if one.role != "residual":
+            if one.role != role:
                 continue
             elements = flat_elements(local_of(one.tensor), one.atom)
             for piece in one.pieces:
                 index = self.owned.get((number, piece.box.offset, piece.box.shape))
                 if index is not None:
-                    values = piece_view(elements, piece.local, piece.box)
-                    draft.captured.append(Captured(index, self._copied(values)))
+                    yield index, piece_view(elements, piece.local, piece.box)

@@ -11,6 +11,7 @@ from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import local_path
+from ucpformat.update_log.documents import least_exact
 from ucpformat.update_log.durability import extent_of, require_on_branch
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.residuals import residuals_step
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 LOG_NAME: Final = "updates.ucplog"
-_ORDER: Final[tuple[Exactness, ...]] = ("bitwise", "tolerance", "lossy")
 STATELESS: Final = "stateless"
 """The value of a checkpoint that names parameters whose optimizer states are none, though slots of zeros are there."""
 
@@ -89,7 +89,7 @@ class Candidate(NamedTuple):
     @property
     def exactness(self) -> Exactness:
         """What the recovery gives where the profile is that of every epoch."""
-        return max((one.exactness for one in self.steps), key=_ORDER.index, default="bitwise")
+        return least_exact(one.exactness for one in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

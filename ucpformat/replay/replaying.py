@@ -14,6 +14,7 @@ from ucpformat.replay.own_values import RNG, decoded
 from ucpformat.replay.state_sums import state_sums
 from ucpformat.replay.tracked import shared_out
 from ucpformat.update_log.ahead import made_ahead
+from ucpformat.update_log.documents import least_exact
 from ucpformat.update_log.residuals import has_residuals, residual_pieces
 from ucpformat.update_log.steps import whole_steps
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.documents import Epoch, Exactness
     from ucpformat.update_log.reading import StoredLog
 
-__all__ = ["LiveJob", "Replay", "Replayed", "SumsDifferError", "own_values_differ", "worse"]
+__all__ = ["LiveJob", "Replay", "Replayed", "SumsDifferError", "own_values_differ"]
 
 _MODULUS: Final = 1 << 64
 _AHEAD_BYTES: Final = 1 << 26
@@ -92,7 +93,7 @@ class Replay:
             if stop <= self._step:
                 continue
             epoch = stored.epoch
-            exactness = worse(exactness, self._exactness(epoch))
+            exactness = least_exact((exactness, self._exactness(epoch)))
             self._epoch(epoch, stop, is_exact=self._exactness(epoch) == "bitwise")
         for one in self._job.tracked.tensors:
             one.tensor.grad = None
@@ -179,12 +180,6 @@ class Replay:
                 raise SumsDifferError(self._step, self._good, f"{key} has another sum than the log has")
         self._good = self._step
         self._checked += len(logged)
-
-
-def worse(first: Exactness, second: Exactness) -> Exactness:
-    """Return the less exact of two."""
-    order: tuple[Exactness, ...] = ("bitwise", "tolerance", "lossy")
-    return max(first, second, key=order.index)
 
 
 def own_values_differ(values: Sequence[Mapping[str, JsonValue]]) -> bool:

@@ -155,7 +155,7 @@ class TrainingFences:
             memory = same_memory(one.local)
             owners = tensors.get(memory)
             if owners and all(self._guard(name, [tensor, one.local], number) for number, tensor in owners):
-                found[name] = frozenset([number for number, _ in owners])
+                found[name] = frozenset(number for number, _ in owners)
                 self._by_memory[memory] = found[name]
         unused = {*self._numbers.values()} - empty - frozenset[int]().union(*found.values())
         if unused:
@@ -169,14 +169,12 @@ class TrainingFences:
     def _guard(self, name: SlotName, tensors: list[Any], number: int) -> bool:
         """Note versions of a slot's tensors; whether there are any: numpy and inference mode count none."""
         torch: Any = sys.modules.get("torch")
-        if torch is None:
+        if torch is None or not all(
+            isinstance(one, torch.Tensor) and not one.is_inference() for one in tensors
+        ):
             return False
-        for one in tensors:
-            if not isinstance(one, torch.Tensor) or one.is_inference():
-                return False
         guards = self._guards.setdefault(number, [])
-        for one in tensors:
-            guards.append((name, one, one._version))
+        guards.extend((name, one, one._version) for one in tensors)
         return True
 
     def arm(self, wait: Callable[[int], None]) -> None:

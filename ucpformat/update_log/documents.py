@@ -27,11 +27,11 @@ from ucpformat.model.root import log_id
 from ucpformat.model.standalone import parse_standalone, standalone_members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["After", "Epoch", "Exactness", "LogDocument", "LogPiece", "LoggedTensor", "Role"]
+__all__ = ["After", "Epoch", "Exactness", "LogDocument", "LogPiece", "LoggedTensor", "Role", "least_exact"]
 
 Exactness = Literal["bitwise", "tolerance", "lossy"]
 Role = Literal["gradient", "residual", "value"]
@@ -39,10 +39,15 @@ Role = Literal["gradient", "residual", "value"]
 LOG_KIND: Final = "update-log"
 EPOCH_KIND: Final = "update-log-epoch"
 _MOST_RANKS: Final = 1 << 20
-_EXACTNESS: Final = ("bitwise", "tolerance", "lossy")
+_EXACTNESS: Final[tuple[Exactness, ...]] = ("bitwise", "tolerance", "lossy")
 _ROLES: Final = ("gradient", "residual", "value")
 _NONE: Final[frozenset[str]] = frozenset()
 _COVER: Final = {"gap": "elements missing", "overlap": "elements twice", "outside": "elements outside"}
+
+
+def least_exact(found: Iterable[Exactness]) -> Exactness:
+    """Return the least exact of some; ``bitwise`` of none."""
+    return max(found, key=_EXACTNESS.index, default="bitwise")
 
 
 @dataclass(frozen=True, slots=True)

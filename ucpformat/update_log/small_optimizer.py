@@ -9,6 +9,7 @@ import numpy as np
 from ucpformat.errors import error
 from ucpformat.geometry import Box
 from ucpformat.storage.host_memory import selection
+from ucpformat.update_log.documents import least_exact
 from ucpformat.update_log.durability import extent_of
 from ucpformat.update_log.forms import places_of, rows_of, values_of
 from ucpformat.update_log.steps import require_places, whole_steps
@@ -28,7 +29,6 @@ __all__ = ["SMALL_OPTIMIZER", "SmallRecovery", "replay_small"]
 SMALL_OPTIMIZER: Final = "ucp.sgd"
 _FLOAT: Final = np.dtype(np.float32)
 _MODULUS: Final = 1 << 64
-_ORDER: Final[tuple[Exactness, ...]] = ("bitwise", "tolerance", "lossy")
 
 Values = dict[str, "NDArray[np.float32]"]
 
@@ -63,7 +63,7 @@ def replay_small(
         _require_same(epoch, values, log.url)
         # The profile of this optimizer is empty.
         found = "tolerance" if epoch.exactness == "bitwise" and epoch.profile else epoch.exactness
-        exactness = max(exactness, found, key=_ORDER.index)
+        exactness = least_exact((exactness, found))
         steps = whole_steps(log, epoch, replayed.chains, step)
         while step < replayed.stop:
             made = next(steps)

@@ -22,7 +22,7 @@ from tests.campaigns.faults.scenario import (
     save_source,
     save_together,
 )
-from tests.campaigns.faults.state import IMAGE, IMAGE_DATA, state
+from tests.campaigns.faults.state import IMAGE, IMAGE_DATA, save_layers, state
 from ucpformat.copying import copy_checkpoint
 
 __all__ = ["COMMANDS_OF_INCREMENTS", "IMAGES", "INCREMENTS", "JOBS_OF_INCREMENTS"]
@@ -63,12 +63,7 @@ def _increment_of_rows(path: Path, **options: Any) -> None:
 
 
 def _layers(path: Path) -> None:
-    """The table has three layers, and the others that have them are gone."""
-    ucp.save(path / "0.ucp", state(100))
-    ucp.save(path / "1.ucp", state(105), base=path / "0.ucp")
-    ucp.save(path / "source.ucp", state(107), base=path / "1.ucp")
-    for name in ("0.ucp", "1.ucp"):
-        shutil.rmtree(path / name)
+    save_layers(path, state)
 
 
 def _run_of_increments(path: Path) -> None:

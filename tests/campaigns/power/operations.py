@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import ucpformat as ucp
+from tests.campaigns.faults.state import save_layers, with_row
 from tests.campaigns.power.recording import mark
 from tests.distributed.thread_group import ThreadGroup, run_threads
 from tests.update_log.logs import LogMaker
@@ -34,7 +35,6 @@ _ENGINE = EngineOptions(workers=2, pool="threads")
 LOG = "updates.ucplog"
 LOGGED_STEPS = 10
 VALUES = np.arange(1, 3001, dtype=np.float32)
-TABLE = np.arange(1, 64 * 16 + 1, dtype=np.int32).reshape(64, 16)
 
 
 def content(number: int) -> dict[str, Any]:
@@ -43,10 +43,7 @@ def content(number: int) -> dict[str, Any]:
     From 100 on it is that of the first digit, and a table of which the row of the last two is another.
     """
     if number >= 100:
-        table = TABLE.copy()
-        table[number % 100] += 1
-        found = content(number // 100)
-        return {**found, "model": {**found["model"], "table": table}, "step": number}
+        return with_row(content, number)
     if number >= 10:
         found = content(int(str(number)[0]))
         found["model"]["w"][1100:1200] -= number
@@ -266,12 +263,7 @@ def _increment_of_rows(path: Path, number: int = 107, **options: Any) -> None:
 
 
 def _layers(path: Path) -> None:
-    """The table has three layers, and the others that have them are gone."""
-    ucp.save(path / "0.ucp", content(100))
-    ucp.save(path / "1.ucp", content(105), base=path / "0.ucp")
-    ucp.save(path / "source.ucp", content(107), base=path / "1.ucp")
-    for name in ("0.ucp", "1.ucp"):
-        shutil.rmtree(path / name)
+    save_layers(path, content)
 
 
 def _attach(path: Path) -> None:

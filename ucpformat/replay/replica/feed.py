@@ -179,10 +179,18 @@ class ReplicaFeed:
         except LostError as again:
             raise _gone(again) from again
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the replica has ended, and is not to be replaced."""
+        return self._link.is_over and self._lost is None
+
+    def _require_open(self) -> None:
+        if self._is_over:
+            raise error("UCP-E-RANK", "the replica has ended; recover(), and begin another one", at="replica")
+
     def _surely(self, act: Callable[[Link], None]) -> None:
         """Do something with the replica, or with the one that replaces it."""
-        if self._link.is_over and self._lost is None:
-            raise error("UCP-E-RANK", "the replica has ended; recover(), and begin another one", at="replica")
+        self._require_open()
         try:
             act(self._link)
         except LostError as reason:
@@ -217,8 +225,7 @@ class ReplicaFeed:
     def put(self, batch: BatchDraft) -> None:
         """Hand over a batch of one step, which the replica has from then on."""
         self._given, self._values = batch.first_step + 1, batch.values
-        if self._link.is_over and self._lost is None:
-            raise error("UCP-E-RANK", "the replica has ended; recover(), and begin another one", at="replica")
+        self._require_open()
         try:
             if self._lost is not None:
                 raise self._lost
@@ -281,7 +288,7 @@ class ReplicaFeed:
 
     def close(self) -> None:
         """End the replica, when a checkpoint of the last step is committed."""
-        if self._link.is_over and self._lost is None:
+        if self._is_over:
             return
         try:
             self._surely(partial(self._await_save, Message(b"E")))

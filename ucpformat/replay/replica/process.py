@@ -190,10 +190,8 @@ class Process:
     def _step(self, message: Message) -> None:
         # SPEC UCP-W-039: of a trainer that was taken for dead nothing is taken any more.
         if self._is_fenced():
-            message_ = (
-                f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
-            )
-            raise error("UCP-E-FENCED", message_, at=self._place.url)
+            what = f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
+            raise error("UCP-E-FENCED", what, at=self._place.url)
         if self._held.span.last > self._held.step:
             self._make()  # That the trainer has come to the next step says that all ranks have fed this one.
         self._held.hold(message.a, message.b)

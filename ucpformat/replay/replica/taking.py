@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ucpformat.distributed.group import agreed
 from ucpformat.errors import Problem
-from ucpformat.replay.replaying import worse
 from ucpformat.replay.replica.finding import found_replica
 from ucpformat.replay.replica.spans import Span, common_step
+from ucpformat.update_log.documents import least_exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,8 +93,6 @@ def _filled(
         return Problem("UCP-E-RANK", url, message)
     mine = json.dumps([found.is_saved(), held.exactness]).encode()
     told = [json.loads(one) for one in group.all_gather(mine)]
-    exactness = held.exactness
-    for _, other in told:
-        exactness = worse(exactness, other)
+    exactness = least_exact(other for _, other in told)
     is_saved = all(saved for saved, _ in told)
     return Taken(step, is_saved, exactness, held.checked, held.values, found.log, found.epoch, found.digest)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ucpformat.storage.checksum import BLOCK_BYTES, crc32c, packed, verify_blocks
+from ucpformat.storage.checksum import BLOCK_BYTES, verify_blocks
 from ucpformat.storage.reading.layers import are_layered
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ __all__ = ["PassingRun", "elements_of", "passing_runs", "run_groups"]
 _TOGETHER_BYTES: Final = 1 << 24
 """Of runs that one task looks at, whole blocks; the slots of a checkpoint that is stored well lie close together."""
 _TOGETHER: Final = 256
-_LOOK_BYTES: Final = 1 << 20
-"""What is given at a time: a checksum and more are made of it before it leaves the cache."""
 
 
 class PassingRun(NamedTuple):
@@ -98,9 +96,7 @@ def run_groups(runs: Iterable[PassingRun], *, gap: int) -> Iterator[list[Passing
 def elements_of(
     store: Objects, runs: Sequence[PassingRun], scratch: Scratch, *, verify: bool
 ) -> Iterator[tuple[PassingRun, NDArray[np.uint8]]]:
-    """Yield the elements of runs of one group, some at a time, as bytes, which are gone at the next step.
-
-    What was yielded is wrong if this raises.
+    """Yield the elements of runs of one group, a checksum block at a time, as bytes, which are gone at the next step.
 
     Raises:
         UcpError: what reading raises, ``UCP-E-CHECKSUM`` among it.
@@ -113,16 +109,11 @@ def elements_of(
         for run in runs:
             for block, start in enumerate(range(run.start, run.covered, BLOCK_BYTES)):
                 data = window.bytes_at(start, min(start + BLOCK_BYTES, run.covered))
-                checksum = 0
-                for low in range(0, data.size, _LOOK_BYTES):
-                    some = data[low : low + _LOOK_BYTES]
-                    if verify:
-                        checksum = crc32c(some.data, checksum)
-                    elements = some[: max(0, run.stop - start - low)]
-                    if elements.size:
-                        yield run, elements
-                if verify and packed([checksum]) != run.checksums[4 * block : 4 * block + 4]:
+                if verify:
                     verify_blocks([data.data], run.checksums, block, key)
+                elements = data[: max(0, run.stop - start)]
+                if elements.size:
+                    yield run, elements
 
 
 class _Window:

@@ -120,8 +120,7 @@ class Draft:
             sync = self.offer(data)
             if is_durable:
                 sync()
-        descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)
+        self._close()
         try:
             self._put_in_place()
         except (OSError, UcpError):
@@ -161,9 +160,12 @@ class Draft:
         """
         os.unlink(self.name, dir_fd=self._directory)
 
-    def close(self) -> None:
-        """Close the file."""
+    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with suppress(OSError):
-                os.close(descriptor)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            self._close()

@@ -236,11 +236,9 @@ class RemoteStore(RemoteObjects):
             with source.sharable(key) as found:
                 pass
         except UcpError as problem:
-            if (
-                problem.code == "UCP-E-MISSING"
-            ):  # a listing may be late to show it: a read says whether it is there
-                return None
-            raise
+            if problem.code != "UCP-E-MISSING":
+                raise
+            return None  # a listing may be late to show it: a read says whether it is there
         if not isinstance(found, ListedObject):
             return None
         with writing(key):
