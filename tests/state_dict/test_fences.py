@@ -321,8 +321,11 @@ def test_options_without_effect(tmp_path: Path) -> None:
             make()
 
 
-def test_copies_are_made_in_the_order_in_which_fences_came_the_last_time(tmp_path: Path) -> None:
-    """As with one optimizer for each parameter, which steps while the backward pass goes on."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_copies_are_made_in_the_order_in_which_fences_came_the_last_time(
+    tmp_path: Path, is_late: bool
+) -> None:
+    """As with one optimizer for each parameter, which steps while the backward pass goes on; copies may be late."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(5)])
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9) for layer in model]
@@ -342,7 +345,11 @@ def test_copies_are_made_in_the_order_in_which_fences_came_the_last_time(tmp_pat
         orders = []
         for number in range(2):
             expected = as_saved(state)
+            if is_late and number == 1:
+                copier._seconds = [0.05]  # five times as slow as before
             save = saver.save(tmp_path / f"{number}.ucp", state)
+            if is_late and number == 1:
+                save.wait()  # no fence asks for anything
             train()
             save.wait()
             orders.append([name[0] for name in copier.copied[::2]])

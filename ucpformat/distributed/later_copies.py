@@ -112,7 +112,7 @@ class LaterCopies:
         """Return the pieces that go next, when their time has come; none when nothing is left."""
         with self._changed:
             while self._left and not self._is_over:
-                groups = list(self._left)
+                groups = sorted(self._left, key=self._expected)  # also of those that are late
                 now = time.perf_counter() - self._began
                 heads = [
                     DueCopy(self._snapshot.sizes[self._left[group][0]], self._due(group, now))
@@ -130,8 +130,10 @@ class LaterCopies:
         """Return when a group is waited for, at the earliest: now, or when it was the last time."""
         if group & self._waiting:
             return 0.0
-        # A fence that is late is not waited for: it keeps its place in the order, and to the bandwidth.
-        return min(max(self._pacing.expected.get(fence, inf), now + 1e-9) for fence in group)
+        return max(self._expected(group), now + 1e-9)  # what is late is not waited for: it keeps to the bandwidth
+
+    def _expected(self, group: frozenset[int]) -> float:
+        return min(self._pacing.expected.get(fence, inf) for fence in group)
 
     def _taken(self, group: frozenset[int]) -> list[int]:
         left = self._left[group]
