@@ -130,7 +130,8 @@ class LaterCopies:
         """Return when a group is waited for, at the earliest: now, or when it was the last time."""
         if group & self._waiting:
             return 0.0
-        return max(self._expected(group), now + 1e-9)  # what is late is not waited for: it keeps to the bandwidth
+        # What is late is not waited for: it keeps to the bandwidth.
+        return max(self._expected(group), now + 1e-9)
 
     def _expected(self, group: frozenset[int]) -> float:
         return min(self._pacing.expected.get(fence, inf) for fence in group)

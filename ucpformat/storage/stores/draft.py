@@ -120,7 +120,8 @@ class Draft:
             sync = self.offer(data)
             if is_durable:
                 sync()
-        self._close()
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
         try:
             self._put_in_place()
         except (OSError, UcpError):
@@ -160,12 +161,9 @@ class Draft:
         """
         os.unlink(self.name, dir_fd=self._directory)
 
-    def _close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):
-            self._close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
