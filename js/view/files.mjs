@@ -17,11 +17,25 @@ async function* filesBelow(entry, path) {
   }
 }
 
+/** The same below a handle. */
+async function* filesOfHandle(handle, path) {
+  if (handle.kind === 'file') {
+    yield [path, await handle.getFile()];
+    return;
+  }
+  for await (const child of handle.values()) yield* filesOfHandle(child, `${path}/${child.name}`);
+}
+
 /** Files that were dropped, by path. */
 export async function droppedFiles(transfer) {
-  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  // Of a page that is a file itself, Chromium reads handles and no entries. They are there as long as the event is handled.
+  const hasHandles = location.protocol === 'file:' && 'getAsFileSystemHandle' in DataTransferItem.prototype;
+  const items = [...transfer.items].filter(({kind}) => kind === 'file');
+  const walks = hasHandles
+    ? items.map((item) => item.getAsFileSystemHandle()).map(async (handle) => filesOfHandle(await handle, (await handle).name))
+    : items.map((item) => item.webkitGetAsEntry?.()).filter(Boolean).map((entry) => filesBelow(entry, entry.name));
   const files = [];
-  for (const entry of entries) for await (const found of filesBelow(entry, entry.name)) files.push(found);
+  for (const walk of walks) for await (const found of await walk) files.push(found);
   return files;
 }
 

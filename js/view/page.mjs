@@ -81,24 +81,30 @@ class Page {
     document.addEventListener('drop', async (event) => {
       event.preventDefault();
       document.body.classList.remove('drop');
-      await this.add(await droppedFiles(event.dataTransfer));
+      await droppedFiles(event.dataTransfer).then((files) => this.add(files), (error) => this.refuse(`What was dropped cannot be read: ${said(error)}`));
     });
   }
 
   /** Adds the checkpoints among files, a run with its update log or a single one, and shows the last. */
   async add(files) {
     const {checkpoints, log} = checkpointsAmong(files);
-    if (checkpoints.length === 0) {
-      this.refuse('There is no ucp.json in that directory.');
+    if (checkpoints.length === 0 && !log) {
+      this.refuse('There is no ucp.json in that directory, and no update log.');
       return;
     }
-    const first = this.choices.length;
-    for (const {label, files: theirs} of checkpoints) this.choices.push({label, source: {files: theirs}});
     if (log) {
       this.log = await this.client.ask('log', {files: log}).catch(({message}) => ({problem: {code: '', message}}));
     }
-    this.fillChoices(first, null);
-    await this.start();
+    const first = this.choices.length;
+    for (const {label, files: theirs} of checkpoints) this.choices.push({label, source: {files: theirs}});
+    if (checkpoints.length > 0) {
+      this.fillChoices(first, null);
+      await this.start();
+    } else {
+      tab('run').hidden = false;
+      this.refuse('');
+      this.view('run');
+    }
   }
 
   fillChoices(a, b) {
@@ -120,18 +126,26 @@ class Page {
     const a = this.choices[Number(field('side-a').value)];
     const b = field('side-b').value === '' ? null : this.choices[Number(field('side-b').value)];
     if (!a) {
-      $('facts').textContent = 'Drop the directory of a checkpoint on this page, or open it.';
+      $('facts').textContent = `${this.log ? 'There is an update log and no checkpoint yet. ' : ''}Drop the directory of a checkpoint on this page, or open it.`;
+      if (this.log) this.view('run');
+      document.body.dataset.ready = '0';
       return;
     }
     this.shown = a;
+    document.title = a.label;
+    $('title').textContent = shortened(a.label, MAX_LABEL);
+    $('facts').textContent = 'reading…';
+    $('facts').removeAttribute('title');
+    tab('plan').hidden = true;
     $('tensor').replaceChildren(h('p', {class: 'quiet'}, 'Choose a tensor. Keys: / searches, arrows move, Enter opens.'));
     this.atoms = {a: new Map(), b: null};
     this.sides = null;
+    this.root = null;
     this.open = new Set();
     const mine = this.atoms;
     try {
       this.root = await this.client.ask('open', {side: 'a', source: a.source});
-      this.facts(a.label);
+      this.facts();
       tab('plan').hidden = this.plan === null && this.root.meshes.length === 0;
       await this.read('a', a.source, this.root.parts, b !== null);
       if (b && this.atoms === mine) {
@@ -140,7 +154,9 @@ class Page {
         await this.read('b', b.source, parts, true);
       }
     } catch (error) {
-      if (this.atoms === mine) this.refuse(said(error));
+      if (this.atoms !== mine) return;
+      this.refuse(said(error));
+      if (!this.root) $('facts').textContent = 'cannot be opened';
     }
     if (this.atoms !== mine) return; // others have been chosen meanwhile
     this.sides = this.atoms.b && {a: sideOf(this.atoms.a), b: sideOf(this.atoms.b)};
@@ -165,10 +181,8 @@ class Page {
     }
   }
 
-  facts(label) {
+  facts() {
     const {root} = this;
-    document.title = label;
-    $('title').textContent = shortened(label, MAX_LABEL);
     $('facts').title = root.digest;
     const producer = root.producer && JSON.parse(root.producer);
     $('facts').textContent = [
@@ -378,11 +392,22 @@ class Page {
   }
 }
 
+/** The address of a checkpoint that the page's own address names, of an origin that the page's policy has. */
+function askedUrl(text) {
+  const url = new URL(text, location.href);
+  if (url.protocol === 'file:') throw new Error('a page that is a file reads no directories by their names: open the directory, or drop it here');
+  const policy = /** @type {HTMLMetaElement | null} */ (document.querySelector('meta[http-equiv="Content-Security-Policy"]'))?.content ?? '';
+  if (url.origin !== location.origin && !policy.split(/[\s;]+/).includes(url.origin)) {
+    throw new Error(`this page may not ask ${url.origin}: ucp view --url writes one that may`);
+  }
+  return url.href;
+}
+
 /** What the page is to show: from itself, from the server beside it, or from its address. */
 async function configuration() {
   const asked = new URLSearchParams(location.search).getAll('checkpoint');
   if (asked.length > 0) {
-    const checkpoints = asked.map((url) => ({label: url, source: {url: new URL(url, location.href).href}}));
+    const checkpoints = asked.map((url) => ({label: url, source: {url: askedUrl(url)}}));
     return {checkpoints, compared: asked.length > 1 ? 1 : null, plan: null, log: null};
   }
   const carried = $('configuration');
@@ -400,6 +425,7 @@ function makeWorker() {
 
 async function main() {
   const page = new Page(makeWorker, []);
+  let refusal = '';
   try {
     const {checkpoints, compared, plan, log} = await configuration();
     page.choices = checkpoints;
@@ -407,9 +433,10 @@ async function main() {
     page.log = log;
     page.fillChoices(0, compared);
   } catch (error) {
-    page.refuse(`What to show cannot be read: ${said(error)}`);
+    refusal = `What to show cannot be read: ${said(error)}`;
   }
   await page.start();
+  if (refusal) page.refuse(refusal);
 }
 
 main();

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ from click.testing import CliRunner
 
 import ucpformat as ucp
 from tests.documentation.markdown import run_by
+from tests.update_log.logs import LogMaker
 from tests.viewing.bucket import CORS, serving
 from tests.viewing.chromium import Chromium
-from tests.viewing.looking import HOSTILE, MARKS, open_tensor, rows, shown
+from tests.viewing.looking import HOSTILE, MARKS, change, open_tensor, rows, shown
 from ucpformat.cli import main
+from ucpformat.cli.log_of_run import LogOfRun
 from ucpformat.viewing import bundle as bundling
 from ucpformat.viewing.bundle import source
 from ucpformat.viewing.page import served_parts
@@ -50,6 +54,75 @@ def test_the_address_names_checkpoints(chromium: Chromium, tmp_path: Path) -> No
         )
         assert rows(page) == ["wfloat64 4, changed"]
         assert open_tensor(page, "w") == [["0", "1", "2", "3"]]
+
+
+def test_a_page_that_is_a_file_takes_what_is_dropped(chromium: Chromium) -> None:
+    # Chromium hands out nothing below /dev without asking, where the tests may keep their files.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        home, page = Path(folder) / "home", Path(folder) / "page.html"
+        ucp.save(home / "run" / "b.ucp", {"mine": np.arange(4, dtype=np.int16)})
+        arguments = ["view", str(home / "run" / "b.ucp"), "-o", str(page)]
+        assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+        chromium.log.clear()
+        chromium.go(page.as_uri())
+        chromium.wait("document.body.dataset.ready")
+        chromium.drop([str(page)])
+        chromium.wait("document.getElementById('refusal').textContent.startsWith('There is no ucp.json')")
+        chromium.drop([str(home)])
+        chromium.wait("document.getElementById('title').textContent === 'home/run/b.ucp'")
+        assert open_tensor(chromium, "mine") == [["0", "1", "2", "3"]]
+        assert chromium.value("document.getElementById('refusal').hidden")
+        assert chromium.log == []
+
+
+def test_a_run_that_has_a_log_alone_shows_it(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    maker = LogMaker(tmp_path / "run" / "updates.ucplog")
+    maker.epoch(0, 0, after=None)
+    maker.batch(0, 0, 0)
+    told = LogOfRun.of(str(tmp_path / "run"))
+    assert told is not None
+    table = "[...document.querySelectorAll('#run h2, #run td')].map((one) => one.textContent).slice(-8)"
+    with shown(chromium, log=told.to_json()) as page:
+        assert "an update log and no checkpoint" in page.value("document.getElementById('facts').textContent")
+        page.wait("document.querySelector('#run td')")
+        served = page.value(table)
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        page.drop([str(tmp_path / "run")])
+        page.wait("[...document.querySelectorAll('#run h2')].some((one) => one.textContent === 'update log')")
+        dropped = page.value(table)
+    assert (served[0], served[-1]) == ("update log", "counts")
+    assert dropped[3:] == served[3:]
+
+
+def test_an_address_that_the_page_may_not_ask_is_refused_with_what_helps(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    wanted = {
+        "http://127.0.0.1:9/a.ucp/": "ucp view --url",
+        "http://[": "What to show cannot be read",
+        "nowhere/": "UCP-E-NOT-FOUND",
+    }
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        url = page.value("location.href")
+        for name, told in wanted.items():
+            address = f"{url}?checkpoint={quote(name)}"
+            page.go(address)
+            page.wait(f"location.href === {json.dumps(address)} && document.body.dataset.ready")
+            assert told in page.value("document.getElementById('refusal').textContent")
+            assert "Loading" not in page.value("document.body.innerText")
+
+
+def test_what_is_refused_is_not_told_as_what_was_open_before(chromium: Chromium, tmp_path: Path) -> None:
+    for name in ("a.ucp", "b.ucp"):
+        ucp.save(tmp_path / name, {"w": np.arange(3.0)}, step=7)
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp") as page:
+        (tmp_path / "b.ucp" / "ucp.json").write_text("{")
+        change(page, "#side-a", 1)
+        page.wait("document.getElementById('refusal').textContent.includes('UCP-E-JSON')")
+        page.wait("document.getElementById('facts').textContent === 'cannot be opened'")
+        assert page.value("document.getElementById('title').textContent") == "b.ucp"
 
 
 def test_the_program_of_the_package_s_page_runs(

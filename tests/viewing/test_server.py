@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import signal
 import subprocess
 import sys
@@ -10,12 +11,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import ucpformat as ucp
+from tests.update_log.logs import LogMaker
 from ucpformat.cli import main
 from ucpformat.cli.view import checkpoints_of
 from ucpformat.viewing.server import PageServer
@@ -123,6 +127,38 @@ def test_what_is_neither_checkpoint_nor_run_is_refused(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, ["serve", str(tmp_path / name)])
         assert done.exit_code == 1
         assert "UCP-E-NOT-FOUND" in done.stderr
+
+
+@pytest.mark.distributed
+def test_a_run_with_a_damaged_step_and_one_with_a_log_alone_are_served(tmp_path: Path) -> None:
+    run, logged = tmp_path / "run", tmp_path / "logged"
+    for step in (5, 10):
+        ucp.save(run / f"step-{step}.ucp", {"w": np.arange(3.0)}, step=step)
+    (run / "step-5.ucp" / "ucp.json").write_text('{"broken": ')
+    LogMaker(logged / "updates.ucplog").epoch(0, 0, after=None)
+    for path, told in ((run, "UCP-E-JSON"), (logged, "")):
+        with subprocess.Popen(
+            [sys.executable, "-m", "ucpformat", "serve", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            url = process.stdout.readline().strip()
+            configuration = json.loads(urlopen(f"{url}configuration.json").read())
+            labels = [Path(one["label"]).name for one in configuration["checkpoints"]]
+            assert labels == (["step-10.ucp", "step-5.ucp"] if path == run else [])
+            assert (configuration["log"] is not None) == (path == logged)
+            if path == run:
+                assert urlopen(f"{url}checkpoints/1/ucp.json").read() == b'{"broken": '
+                with pytest.raises(HTTPError, match="404"):
+                    urlopen(f"{url}checkpoints/1/index/")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert told in process.stderr.read()
+    planned = CliRunner().invoke(main, ["serve", str(logged), "--to", "any"])
+    assert "no checkpoint to plan from yet" in planned.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

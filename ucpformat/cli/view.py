@@ -12,15 +12,17 @@ import click
 from ucpformat.cli.log_of_run import LogOfRun
 from ucpformat.cli.report import SIZE, progress_bar
 from ucpformat.cli.sides import open_sides, settings_option
-from ucpformat.errors import error, naming
+from ucpformat.errors import UcpError, error, naming
 from ucpformat.inspection.statistics import statistics
 from ucpformat.manager.run_directory import open_run
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.planning import movements, pair
 from ucpformat.reader import open_checkpoint
+from ucpformat.replay.plan import log_url
 from ucpformat.storage.stores.not_a_checkpoint import not_a_checkpoint
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.text import human_bytes, printable
+from ucpformat.update_log.place import has_log
 from ucpformat.viewing.page import carried, origin_of, remote, single_page
 from ucpformat.viewing.previews import previews
 from ucpformat.viewing.server import PageServer
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from ucpformat.inspection.statistics import SlotStatistics
     from ucpformat.reader import Checkpoint
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["checkpoints_of", "serve", "view"]
 
@@ -46,7 +49,7 @@ _to_option = click.option(
 
 @click.command()
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.argument("other", metavar="OTHER", required=False)
+@click.argument("other", metavar="[OTHER]", required=False)
 @click.option(
     "--output",
     "-o",
@@ -139,7 +142,7 @@ def _statistics(opened: Checkpoint) -> dict[tuple[str, str], SlotStatistics]:
 
 @click.command()
 @click.argument("path", metavar="PATH")
-@click.argument("other", metavar="OTHER", required=False)
+@click.argument("other", metavar="[OTHER]", required=False)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="The port; by default, one that is free."
 )
@@ -158,10 +161,13 @@ def serve(
     """
     with ExitStack() as stack:
         names = [*checkpoints_of(path), *([] if other is None else [other])]
-        checkpoints = [(name, stack.enter_context(open_checkpoint(name))) for name in names]
+        if arrangement is not None and not names:
+            raise error("UCP-E-NOT-FOUND", "there is no checkpoint to plan from yet", at=path)
+        is_run = names[:1] != [path]
+        checkpoints = [(name, _opened(name, stack, is_run=is_run and name != other)) for name in names]
         compared = None if other is None else len(names) - 1
-        plan = _plan(names[0], arrangement, settings, stack)
-        of_run = None if names[0] == path else LogOfRun.of(path)
+        plan = _plan(names[0] if names else path, arrangement, settings, stack)
+        of_run = LogOfRun.of(path) if is_run else None
         log = None if of_run is None else of_run.to_json()
         server = PageServer(checkpoints, port=port, compared=compared, plan=plan, log=log)
         stack.enter_context(server)
@@ -170,12 +176,25 @@ def serve(
         server.serve_forever()
 
 
+def _opened(name: str, stack: ExitStack, *, is_run: bool) -> Checkpoint | Objects:
+    """Return a checkpoint; of a run, where its root document is refused, its store, so that the page says so."""
+    try:
+        return stack.enter_context(open_checkpoint(name))
+    except UcpError as refusal:
+        if not is_run:
+            raise
+        click.echo(printable(str(refusal)), err=True)
+    store = open_store(name)
+    stack.callback(store.close)
+    return store
+
+
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
 def checkpoints_of(path: str) -> list[str]:
-    """Return the checkpoint, or those of a run, the newest first."""
+    """Return the checkpoint, or those of a run, the newest first; none of a run that has an update log alone."""
     with naming(path):
         store = open_store(path)
         try:
@@ -184,6 +203,6 @@ def checkpoints_of(path: str) -> list[str]:
         finally:
             store.close()
         directory = open_run(path)
-        if not directory.steps():
+        if not directory.steps() and not has_log(log_url(path)):
             raise error("UCP-E-NOT-FOUND", not_a_checkpoint(path), at=path)
         return [directory.path(step) for step in reversed(directory.steps())]

@@ -20,12 +20,13 @@ from urllib.parse import unquote
 from ucpformat.copying import reached_objects
 from ucpformat.errors import UcpError
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.reader import Checkpoint
 from ucpformat.viewing.page import policy, served_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ucpformat.reader import Checkpoint
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = ["PageServer"]
 
@@ -38,22 +39,31 @@ _POLICY: Final = policy("'self'", "'self'", "'self'") + "; frame-ancestors 'none
 
 @dataclass
 class _Served:
-    checkpoint: Checkpoint
+    """A checkpoint, or the store of one whose root document is refused: of that, the document alone is served."""
+
     label: str
+    source: Checkpoint | Objects
+
+    @property
+    def store(self) -> Objects:
+        """Return where the objects are."""
+        return self.source.store if isinstance(self.source, Checkpoint) else self.source
 
     @cached_property
     def documents(self) -> frozenset[str]:
         """Return keys of the documents and tables, which the root document itself names."""
-        return frozenset((ROOT_KEY, *(reference.key for _, reference in self.checkpoint.root.references())))
+        if not isinstance(self.source, Checkpoint):
+            return frozenset((ROOT_KEY,))
+        return frozenset((ROOT_KEY, *(reference.key for _, reference in self.source.root.references())))
 
     @cached_property
     def objects(self) -> frozenset[str]:
         """Return keys of all objects that are reached; reads the documents."""
-        return frozenset(reached_objects(self.checkpoint))
+        return frozenset(reached_objects(self.source)) if isinstance(self.source, Checkpoint) else frozenset()
 
     def size(self, key: str) -> int | None:
         """Return length of an object that is reached; None for any other."""
-        return self.checkpoint.store.size(key) if key in self.documents or key in self.objects else None
+        return self.store.size(key) if key in self.documents or key in self.objects else None
 
 
 class PageServer(ThreadingHTTPServer):
@@ -63,14 +73,14 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(
         self,
-        checkpoints: Sequence[tuple[str, Checkpoint]],
+        checkpoints: Sequence[tuple[str, Checkpoint | Objects]],
         *,
         port: int = 0,
         compared: int | None = None,
         plan: Mapping[str, object] | None = None,
         log: Mapping[str, object] | None = None,
     ) -> None:
-        self.served = tuple(_Served(checkpoint, label) for label, checkpoint in checkpoints)
+        self.served = tuple(_Served(label, source) for label, source in checkpoints)
         self.parts = served_parts()
         listed = [
             {"label": one.label, "source": {"url": f"checkpoints/{number}/"}}
@@ -132,9 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
         if size is None:
             self._send(HTTPStatus.NOT_FOUND)
         else:
-            self._send_object(served.checkpoint, key, size, has_body=has_body)
+            self._send_object(served.store, key, size, has_body=has_body)
 
-    def _send_object(self, checkpoint: Checkpoint, key: str, size: int, *, has_body: bool) -> None:
+    def _send_object(self, store: Objects, key: str, size: int, *, has_body: bool) -> None:
         wanted = _RANGE.fullmatch(self.headers.get("Range") or "bytes=0-")
         start = int(wanted[1]) if wanted else 0
         if wanted is None or (start >= size and (size or self.headers.get("Range"))):
@@ -152,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         status = HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK
         self._send_head(status, headers, max(0, stop - start))
         for at in range(start, stop if has_body else start, _MOST):
-            self.wfile.write(checkpoint.store.read(key, at, min(stop, at + _MOST)))
+            self.wfile.write(store.read(key, at, min(stop, at + _MOST)))
 
     def _send(
         self,
