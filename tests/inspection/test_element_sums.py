@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.inspection.test_statistics import expected
 from ucpformat.inspection import element_sums as module
-from ucpformat.inspection.element_sums import SlotStatistics, add_elements, magnitudes_of
+from ucpformat.inspection.element_sums import SlotStatistics, add_elements
 from ucpformat.model.dtype import DTYPES
 
 FLOATS = sorted(name for name, entry in DTYPES.items() if entry.kind == "float")
@@ -82,9 +82,3 @@ def test_every_float16_is_converted_as_numpy_does() -> None:
     data = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     data = data[np.isfinite(data)]
     assert np.array_equal(module._from_float16(data), data.astype(np.float32))
-
-
-def test_magnitudes() -> None:
-    sample = np.array([0, 1, -1.5, 2, 1e-310, np.nan, np.inf])
-    assert magnitudes_of(sample) == {-1030: 1, 0: 2, 1: 1}
-    assert magnitudes_of(np.array([1 + 4j], np.complex64)) == {0: 1, 2: 1}

@@ -107,7 +107,7 @@ def test_pieces_tile_large_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PIECE_BYTES", 1 << 15)
-    monkeypatch.setattr(streaming, "_TOGETHER_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(streaming, "TOGETHER_BYTES", BLOCK_BYTES)
     data = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     data.flat[7], data.flat[-3], data.flat[-1] = np.nan, -np.inf, 0
     ucp.save(tmp_path / "a", {"w": data, "small": np.arange(5)}, chunk_bytes=chunk_bytes, **options)

@@ -1,4 +1,4 @@
-"""What some elements look like, block by block: each block passes through the processor's cache once.
+"""What some elements look like, block by block, each of which stays in the processor's cache.
 
 Of floating-point numbers, the order of their bits as integers gives the least and the largest one, and whether any is
 NaN, infinite or zero: integers compare faster, and NaN needs no care. Of data types of one byte, elements are counted
@@ -17,19 +17,19 @@ import numpy as np
 from ucpformat.storage.host_memory import Scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["BLOCK_BYTES", "SlotStatistics", "add_elements", "magnitudes_of"]
+__all__ = ["BLOCK_BYTES", "SlotStatistics", "add_elements", "real_parts", "values_of_bytes"]
 
-BLOCK_BYTES: Final = 1 << 20
-"""Bytes that are looked at together: few enough for a core's own cache, so many that threads seldom wait for a call."""
+BLOCK_BYTES: Final = 1 << 22
+"""Bytes that are summed together, as they are or converted: so many that threads seldom wait for a call."""
 
 _SHORT: Final = 1 << 10
 """Elements that are added in the data type that they are looked at in, as a row, before float64 takes over."""
-_OFFSET: Final = 1100
-"""Makes every exponent of a float64 positive."""
+_PAIRS: Final = 1 << 18
+"""Of bytes that are counted together; `numpy.bincount` makes integers of 64 bits of them."""
 _LEAST_LARGEST: Final = 1e-15
 _MOST_LARGEST: Final = 1e15
 """Between these, squares of the largest element fit float32, and those that do not count for nothing beside them."""
@@ -115,15 +115,15 @@ def add_elements(found: SlotStatistics, flat: NDArray[np.generic]) -> None:
     if flat.dtype.itemsize == 1:
         _add_counted(found, flat)
         return
-    flat = _real(flat)
-    look = _way(flat.dtype)
-    step = BLOCK_BYTES // flat.dtype.itemsize
-    for low in range(0, flat.size, step):
-        look(found, flat[low : low + step])
+    flat = real_parts(flat)
+    look, step = _way(flat.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # sums, and a NaN that signals as it is converted
+        for low in range(0, flat.size, step):
+            look(found, flat[low : low + step])
 
 
 _SCRATCH: Final = Scratch()
-"""For a block, which stays in the cache: fresh memory would cost more than the sums."""
+"""For a block: fresh memory would cost more than the sums."""
 
 
 def _room(size: int, kind: DTypeLike) -> NDArray[Any]:
@@ -132,7 +132,8 @@ def _room(size: int, kind: DTypeLike) -> NDArray[Any]:
     return _SCRATCH.take(nbytes)[:nbytes].view(kind)
 
 
-def _real(flat: NDArray[np.generic]) -> NDArray[np.generic]:
+def real_parts(flat: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return elements, complex ones as their real and imaginary parts."""
     if flat.dtype.kind != "c":
         return flat
     return flat.view(np.float32 if flat.dtype.itemsize == 8 else np.float64)
@@ -230,8 +231,8 @@ def _add_wide(found: SlotStatistics, block: NDArray[Any]) -> None:
     values = _room(block.size, np.float64)
     np.copyto(values, block, casting="unsafe")
     found.count += values.size
-    is_finite = np.isfinite(values)
-    if not is_finite.all():
+    is_finite = None if block.dtype.kind in "iu" else np.isfinite(values)
+    if is_finite is not None and not is_finite.all():
         nan = int(np.isnan(values).sum())
         found.nan += nan
         found.inf += values.size - int(np.count_nonzero(is_finite)) - nan
@@ -243,22 +244,26 @@ def _add_wide(found: SlotStatistics, block: NDArray[Any]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _way(kind: np.dtype[Any]) -> Callable[[SlotStatistics, NDArray[Any]], None]:
+def _way(kind: np.dtype[Any]) -> tuple[Callable[[SlotStatistics, NDArray[Any]], None], int]:
+    """Return how elements of a type are added, and how many at a time."""
     bits = _BITS.get(kind.name)
-    return _add_wide if bits is None else partial(_add_double if kind == np.float64 else _add_short, bits)
+    if bits is None:
+        return _add_wide, BLOCK_BYTES // 8
+    if kind == np.float64:
+        return partial(_add_double, bits), BLOCK_BYTES // 8
+    return partial(_add_short, bits), BLOCK_BYTES // 4
 
 
 def _add_sums(found: SlotStatistics, values: NDArray[Any]) -> None:
     """Add the sum and that of squares: of rows that are too short for BLAS to start threads of its own."""
     whole = values.size // _SHORT * _SHORT
-    with np.errstate(over="ignore", invalid="ignore"):
-        for part in (values[:whole].reshape(-1, 1, _SHORT), values[whole:].reshape(1, 1, -1)):
-            if part.size:
-                # One call for all rows, as threads wait for one another between calls.
-                ones = _ones(part.shape[2], values.dtype)
-                found.total += float(np.add.reduce(np.matmul(part, ones), axis=None, dtype=np.float64))
-                squares = np.matmul(part, part.transpose(0, 2, 1))
-                found.squares += float(np.add.reduce(squares, axis=None, dtype=np.float64))
+    for part in (values[:whole].reshape(-1, 1, _SHORT), values[whole:].reshape(1, 1, -1)):
+        if part.size:
+            # One call for all rows, as threads wait for one another between calls.
+            ones = _ones(part.shape[2], values.dtype)
+            found.total += float(np.add.reduce(np.matmul(part, ones), axis=None, dtype=np.float64))
+            squares = np.matmul(part, part.transpose(0, 2, 1))
+            found.squares += float(np.add.reduce(squares, axis=None, dtype=np.float64))
 
 
 @lru_cache(maxsize=64)
@@ -269,7 +274,7 @@ def _ones(size: int, kind: np.dtype[Any]) -> NDArray[Any]:
 def _add_counted(found: SlotStatistics, flat: NDArray[np.generic]) -> None:
     """Add elements of one byte."""
     counts = _counts(flat)
-    values = _values(flat.dtype)
+    values = values_of_bytes(flat.dtype)
     is_nan, is_finite = np.isnan(values), np.isfinite(values)
     found.count += flat.size
     found.nan += int(counts[is_nan].sum())
@@ -288,19 +293,19 @@ def _counts(flat: NDArray[np.generic]) -> NDArray[np.int64]:
     """Return how many elements have each of the 256 values: counted in pairs, where there are many."""
     octets = flat.view(np.uint8)
     counts = np.zeros(256, np.int64)
-    pairs = octets.size // 2 if octets.size >= BLOCK_BYTES else 0
+    pairs = octets.size // 2 if octets.size >= _PAIRS else 0
     if pairs:
         of_pairs = np.zeros(1 << 16, np.int64)
         words = octets[: 2 * pairs].view(np.uint16)
-        for low in range(0, pairs, BLOCK_BYTES):
-            of_pairs += np.bincount(words[low : low + BLOCK_BYTES], minlength=1 << 16)
+        for low in range(0, pairs, _PAIRS):
+            of_pairs += np.bincount(words[low : low + _PAIRS], minlength=1 << 16)
         by_half = of_pairs.reshape(256, 256)
         counts += by_half.sum(axis=0) + by_half.sum(axis=1)
     return counts + np.bincount(octets[2 * pairs :], minlength=256)
 
 
 @lru_cache(maxsize=64)
-def _values(kind: np.dtype[Any]) -> NDArray[np.float64]:
+def values_of_bytes(kind: np.dtype[Any]) -> NDArray[np.float64]:
     """Return what each byte stands for; those of types of four bits have their upper bits zero."""
     octets = np.arange(256, dtype=np.uint8)
     if kind.name in ("int4", "float4_e2m1fn"):
@@ -308,19 +313,3 @@ def _values(kind: np.dtype[Any]) -> NDArray[np.float64]:
     if kind == np.bool_:
         return np.minimum(octets, 1).astype(np.float64)
     return octets.view(kind).astype(np.float64)
-
-
-def magnitudes_of(sample: NDArray[np.generic]) -> dict[int, int]:
-    """Return how many elements have an absolute value from 2**n up to 2**(n+1), by n; none for zeros, NaN, infinities.
-
-    >>> magnitudes_of(np.array([0.0, 0.5, -1.5, np.inf]))
-    {-1: 1, 0: 1}
-    """
-    return dict(_magnitudes(_real(sample).astype(np.float64)))
-
-
-def _magnitudes(values: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
-    _, exponents = np.frexp(values[(values != 0) & np.isfinite(values)])
-    counts = np.bincount(exponents + _OFFSET)
-    for place in np.flatnonzero(counts).tolist():
-        yield place - _OFFSET - 1, int(counts[place])

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ucpformat.inspection.element_sums import SlotStatistics, add_elements, magnitudes_of
+from ucpformat.inspection.element_sums import SlotStatistics, add_elements
+from ucpformat.inspection.together import as_doubles, magnitudes_together, statistics_together
 from ucpformat.storage.reading.streaming import passing_runs
 from ucpformat.views import reader_of
 
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["SlotStatistics", "statistics"]
 
 _PIECE_BYTES: Final = 1 << 23
-_SAMPLED: Final = 1 << 14
+_SAMPLED: Final = 1 << 12
 """Elements, at least, whose magnitudes are counted, of a tensor that has so many."""
+_SMALL: Final = 1 << 11
+"""Elements at most of a slot that is looked at together with others."""
 _FURTHEST: Final = 256
 """Of so many elements one is counted, at least."""
 
@@ -93,31 +96,41 @@ class _Call:
         return runs, (partial(self._read, *one, task) for task, one in enumerate(pieces))
 
     def look(self, task: int, passing: Iterator[tuple[PassingRun, NDArray[np.uint8]]]) -> None:
-        """Add up what passes by."""
+        """Add up what passes by: small slots together, others block by block."""
         made: dict[int, SlotStatistics] = {}
-        samples: dict[int, list[NDArray[np.generic]]] = {}
+        samples: dict[int, list[NDArray[np.float64]]] = {}
+        small: dict[int, NDArray[np.float64]] = {}
         done = 0
         for run, octets in passing:
             view = self._slots[run.number]
             elements = octets.view(view.dtype)
+            done += octets.size
+            if elements.size == view.size <= _SMALL:
+                small[run.number] = as_doubles(elements)
+                continue
             if run.number not in made:
                 made[run.number], samples[run.number] = SlotStatistics(), []
             add_elements(made[run.number], elements)
-            samples[run.number].append(elements[:: _step(view.size)].copy())
-            done += octets.size
-        for number, some in samples.items():
-            made[number].magnitudes = magnitudes_of(some[0] if len(some) == 1 else np.concatenate(some))
+            samples[run.number].append(as_doubles(elements[:: _step(view.size)]))
+        made |= zip(small, statistics_together(list(small.values())), strict=True)
+        _set_magnitudes(made, samples | {number: [values] for number, values in small.items()})
         self.made[(1, task)] = made
         self._progress(done)
 
     def _read(self, number: int, piece: tuple[slice, ...], task: int) -> None:
         view = self._slots[number]
         elements = view[piece].reshape(-1)
-        found = SlotStatistics()
-        add_elements(found, elements)
-        found.magnitudes = magnitudes_of(elements[:: _step(view.size)])
-        self.made[(2, task)] = {number: found}
+        made = {number: SlotStatistics()}
+        add_elements(made[number], elements)
+        _set_magnitudes(made, {number: [as_doubles(elements[:: _step(view.size)])]})
+        self.made[(2, task)] = made
         self._progress(elements.nbytes)
+
+
+def _set_magnitudes(made: dict[int, SlotStatistics], samples: dict[int, list[NDArray[np.float64]]]) -> None:
+    found = magnitudes_together([np.concatenate(some) for some in samples.values()])
+    for number, magnitudes in zip(samples, found, strict=True):
+        made[number].magnitudes = magnitudes
 
 
 def _step(size: int) -> int:

@@ -24,9 +24,9 @@ from ucpformat.storage.host_memory import DecodingRoom, Scratch, flat_bytes, sel
 from ucpformat.storage.reading.byte_runs import Blocks, ByteRun, as_reads, byte_runs
 from ucpformat.storage.reading.held_boxes import held_together
 from ucpformat.storage.reading.layers import ChunkWanted, are_layered, in_groups
-from ucpformat.storage.reading.streaming import elements_of, run_groups
+from ucpformat.storage.reading.streaming import TOGETHER_BYTES, elements_of, run_groups
 from ucpformat.storage.stores.store import StoredRange
-from ucpformat.storage.workers import in_parallel, worker_count
+from ucpformat.storage.workers import in_parallel, task_groups, worker_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,21 +99,29 @@ class BoxReader:
         others: Iterable[Callable[[], None]],
         workers: int | None = None,
     ) -> None:
-        """Have ``look`` take the elements of each group of runs, as `elements_of` yields them; do ``others`` beside it.
+        """Have ``look`` take the elements of groups of runs, as `elements_of` yields them; do ``others`` beside it.
 
-        It is called from several threads, with the number of the group.
+        It is called from several threads, with the number of the task.
 
         Raises:
             UcpError: what reading raises.
         """
 
-        def take(number: int, group: list[PassingRun]) -> None:
-            self._count(sum(run.covered - run.start for run in group))
-            look(number, elements_of(self._store, group, self._scratch, verify=self._verify))
+        def take(number: int, groups: list[list[PassingRun]]) -> None:
+            self._count(sum(map(span, groups)))
+            passing = (elements_of(self._store, one, self._scratch, verify=self._verify) for one in groups)
+            look(number, chain.from_iterable(passing))
 
-        groups = enumerate(run_groups(runs, gap=self._store.calls.gap))
+        def span(group: list[PassingRun]) -> int:
+            return sum(run.covered - run.start for run in group)
+
+        # Small files are looked at together as well, but one after another: requests do not wait for each other.
+        most = 1 if self._waits else _CALL_RUNS
+        tasks_groups = task_groups(
+            run_groups(runs, gap=self._store.calls.gap), span, nbytes=TOGETHER_BYTES, most=most
+        )
         with naming(self._path):
-            tasks = (partial(take, number, group) for number, group in groups)
+            tasks = (partial(take, *task) for task in enumerate(tasks_groups))
             in_parallel(chain(tasks, others), self._executor, workers or self._workers)
 
     def _count(self, nbytes: int) -> None:

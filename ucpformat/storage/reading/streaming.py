@@ -22,11 +22,17 @@ if TYPE_CHECKING:
     from ucpformat.storage.reading.stored_slot import StoredSlot
     from ucpformat.storage.stores.store import Objects
 
-__all__ = ["PassingRun", "elements_of", "passing_runs", "run_groups"]
+__all__ = ["TOGETHER_BYTES", "PassingRun", "elements_of", "passing_runs", "run_groups"]
 
-_TOGETHER_BYTES: Final = 1 << 24
+TOGETHER_BYTES: Final = 1 << 24
 """Of runs that one task looks at, whole blocks; the slots of a checkpoint that is stored well lie close together."""
 _TOGETHER: Final = 256
+_LOOK_BYTES: Final = 1 << 22
+"""Whole blocks that are looked at together.
+
+More of them are slower to look at, as a core's own cache does not hold them; with fewer, threads wait for one another
+between calls.
+"""
 
 
 class PassingRun(NamedTuple):
@@ -66,8 +72,8 @@ def passing_runs(number: int, stored: StoredSlot) -> tuple[list[PassingRun], int
         for segment in segments:
             nbytes = (size if segment.box is None else segment.box.size) * item
             key = stored.object_key(chunk, segment)
-            for low in range(0, nbytes, _TOGETHER_BYTES):
-                high = min(nbytes, low + _TOGETHER_BYTES)
+            for low in range(0, nbytes, TOGETHER_BYTES):
+                high = min(nbytes, low + TOGETHER_BYTES)
                 # The padding of an edge chunk lies behind its elements.
                 covered = min(segment.covered, -(-high // BLOCK_BYTES) * BLOCK_BYTES)
                 checksums = segment.checksums[4 * (low // BLOCK_BYTES) : 4 * -(-covered // BLOCK_BYTES)]
@@ -83,7 +89,7 @@ def run_groups(runs: Iterable[PassingRun], *, gap: int) -> Iterator[list[Passing
         if group and not (
             run.key == group[0].key
             and group[-1].covered <= run.start <= group[-1].covered + gap
-            and run.covered - group[0].start <= _TOGETHER_BYTES
+            and run.covered - group[0].start <= TOGETHER_BYTES
             and len(group) < _TOGETHER
         ):
             yield group
@@ -96,7 +102,7 @@ def run_groups(runs: Iterable[PassingRun], *, gap: int) -> Iterator[list[Passing
 def elements_of(
     store: Objects, runs: Sequence[PassingRun], scratch: Scratch, *, verify: bool
 ) -> Iterator[tuple[PassingRun, NDArray[np.uint8]]]:
-    """Yield the elements of runs of one group, a checksum block at a time, as bytes, which are gone at the next step.
+    """Yield the elements of runs of one group, a few blocks at a time, as bytes, which are gone at the next step.
 
     Raises:
         UcpError: what reading raises, ``UCP-E-CHECKSUM`` among it.
@@ -107,10 +113,10 @@ def elements_of(
         if seen is not None:
             window.data = np.frombuffer(seen, np.uint8)
         for run in runs:
-            for block, start in enumerate(range(run.start, run.covered, BLOCK_BYTES)):
-                data = window.bytes_at(start, min(start + BLOCK_BYTES, run.covered))
+            for start in range(run.start, run.covered, _LOOK_BYTES):
+                data = window.bytes_at(start, min(start + _LOOK_BYTES, run.covered))
                 if verify:
-                    verify_blocks([data.data], run.checksums, block, key)
+                    verify_blocks([data.data], run.checksums, (start - run.start) // BLOCK_BYTES, key)
                 elements = data[: max(0, run.stop - start)]
                 if elements.size:
                     yield run, elements
@@ -124,15 +130,13 @@ class _Window:
         self._key = key
         self._end = end
         self._scratch = scratch
-        # A block at a time stays in the cache; where a call waits for the network, it takes more.
-        self._most = BLOCK_BYTES if store.calls.at_once is None else 4 * BLOCK_BYTES
         self._start = start
         self.data = np.empty(0, np.uint8)
 
     def bytes_at(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return bytes that lie behind those that were asked for before."""
         if stop > self._start + self.data.size:
-            size = min(self._most, self._end - start)
+            size = min(_LOOK_BYTES, self._end - start)
             self.data = self._scratch.take(size)[:size]
             self._start = start
             self._store.read_into(self._key, start, [self.data.data])
