@@ -3,6 +3,7 @@
  */
 
 import {extents, h, human, short, svg, visible} from './dom.mjs';
+import {withOnlyChildren} from './tree.mjs';
 
 /** Blue below zero, red above, grey at zero; yellow where a mean is not a number. */
 function colour(value, most) {
@@ -137,33 +138,72 @@ function divided(items, box, out) {
   divided(items.slice(cut), second, out);
 }
 
+/** Space that the name of a module takes in a map above what is in it, and the smallest box that has some. */
+const NAME_HEIGHT = 16;
+const LEAST_WIDTH = 48;
+const LEAST_HEIGHT = 40;
+/** Boxes of the largest map. */
+const MAX_BOXES = 1500;
+
+/** The largest children of a module that have bytes, the largest first. */
+const largest = (module) => [...module.children.values()].filter(({bytes}) => bytes > 0).sort((a, b) => b.bytes - a.bytes).slice(0, 400);
+
 /**
- * A map of a module's children by bytes.
+ * A map of a module by bytes: its children, in them theirs, as far as there is room. The outer ones are buttons.
  * @param {import('./tree.mjs').Module} module
- * @param {(child: import('./tree.mjs').Module) => void} open
+ * @param {(path: import('./tree.mjs').Module[]) => void} open what is below the module, from the outside to what was chosen
+ * @param {((module: import('./tree.mjs').Module) => {fill: string, told: string}) | null} shadeOf colours by what changed
  */
-export function bytesMap(module, open) {
-  const items = [...module.children.values()].filter(({bytes}) => bytes > 0).sort((a, b) => b.bytes - a.bytes).slice(0, 400);
+export function bytesMap(module, open, shadeOf) {
+  let left = MAX_BOXES;
+  const drawn = (path, box, colour) => {
+    const [item, name] = withOnlyChildren(path[path.length - 1]);
+    const {fill, told} = shadeOf ? shadeOf(item) : {fill: colour, told: ''};
+    const width = Math.max(box.width - 1, 0.3);
+    const height = Math.max(box.height - 1, 0.3);
+    const label = `${name} ${human(item.bytes)}${told && `, ${told}`}`;
+    const inner = [];
+    left -= 1;
+    const children = width > LEAST_WIDTH && height > LEAST_HEIGHT ? largest(item) : [];
+    if (children.length > 0 && children.length <= left) {
+      divided(children, {
+        x: box.x + 2, y: box.y + NAME_HEIGHT, width: width - 4, height: height - NAME_HEIGHT - 2,
+      }, inner);
+    }
+    const act = (event) => {
+      event.stopPropagation();
+      open([...path.slice(0, -1), item]);
+    };
+    const reached = path.length > 1 ? {} : {
+      tabindex: 0, role: 'button', 'aria-label': visible(label), onkeydown: (event) => {
+        if (event.key !== 'Enter' && event.key !== ' ') return;
+        event.preventDefault();
+        act(event);
+      },
+    };
+    return svg('g', {...reached, onclick: act}, svg('rect', {
+      x: box.x, y: box.y, width, height, fill, 'fill-opacity': inner.length > 0 ? 0.25 : 0.6, stroke: inner.length > 0 ? fill : null,
+    }, svg('title', {}, `${item.name}: ${label}`)),
+    width > 7 * 8 && height > 16 ? svg('text', {x: box.x + 4, y: box.y + 12}, label.slice(0, Math.floor(width / 7))) : null,
+    inner.map(({item: child, ...rest}) => drawn([...path, child], rest, colour)));
+  };
   const boxes = [];
-  divided(items, {
+  divided(largest(module), {
     x: 0, y: 0, width: 640, height: 440,
   }, boxes);
   return svg('svg', {
     width: 640, height: 440, viewBox: '0 0 640 440', role: 'group', 'aria-label': 'map of bytes',
-  }, boxes.map(({
-    x, y, width, height, item,
-  }, i) => {
-    const label = `${item.label} ${human(item.bytes)}`;
-    const act = () => open(item);
-    return svg('g', {
-      tabindex: 0, role: 'button', 'aria-label': visible(label), onclick: act, onkeydown: (event) => {
-        if (event.key !== 'Enter' && event.key !== ' ') return;
-        event.preventDefault();
-        act();
-      },
-    }, svg('rect', {
-      x, y, width: Math.max(width - 1, 0.3), height: Math.max(height - 1, 0.3), fill: hue(i), opacity: 0.6,
-    }, svg('title', {}, label)),
-    width > 7 * 8 && height > 16 ? svg('text', {x: x + 4, y: y + 14}, label.slice(0, Math.floor(width / 7))) : null);
-  }));
+  }, boxes.map(({item, ...box}, i) => drawn([item], box, hue(i))));
+}
+
+/** Where parts of an object lie in it, as a strip. */
+export function strip(length, parts) {
+  const scale = 560 / Math.max(length, 1);
+  return svg('svg', {
+    width: 562, height: 14, viewBox: '0 0 562 14', role: 'img', 'aria-label': `places in ${human(length)}`,
+  }, svg('rect', {
+    x: 0.5, y: 0.5, width: 561, height: 13, fill: 'none', stroke: 'var(--line)',
+  }), parts.map(({offset, length: size}) => svg('rect', {
+    x: 1 + offset * scale, y: 1, width: Math.max(size * scale, 1), height: 12, fill: 'var(--accent)',
+  }, svg('title', {}, `${offset.toLocaleString('en')} to ${(offset + size).toLocaleString('en')}`))));
 }

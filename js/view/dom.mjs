@@ -52,6 +52,9 @@ export function human(bytes) {
   return `${unit === 0 ? count : count.toFixed(count < 10 ? 2 : 1)} ${UNITS[unit]}`;
 }
 
+/** A count with what is counted, whose plural has an s. */
+export const counted = (count, what) => `${count.toLocaleString('en')} ${what}${count === 1 ? '' : 's'}`;
+
 /** Extents as in `64 × 128`. */
 export const extents = (shape) => (shape.length === 0 ? 'scalar' : shape.join(' × '));
 

@@ -5,7 +5,7 @@
 import {bytesMap} from './charts.mjs';
 import {Client} from './client.mjs';
 import {
-  extents, h, human, own, shortened,
+  counted, extents, h, human, own, shortened,
 } from './dom.mjs';
 import {checkpointsAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
@@ -43,6 +43,8 @@ class Page {
   chosenAtoms = [];
   /** @type {Module | null} */
   madeTree = null;
+  /** @type {WeakMap<Module, {atoms: number, changed: number, bytes: number}>} what is known of modules of that tree */
+  changes = new WeakMap();
   /** @type {Parameters<typeof planView>[0] | null} */
   plan = null;
   /** What the update log of the run has, or null. */
@@ -138,6 +140,7 @@ class Page {
     $('facts').removeAttribute('title');
     tab('plan').hidden = true;
     $('tensor').replaceChildren(h('p', {class: 'quiet'}, 'Choose a tensor. Keys: / searches, arrows move, Enter opens.'));
+    document.body.classList.add('unchosen');
     this.atoms = {a: new Map(), b: null};
     this.sides = null;
     this.root = null;
@@ -188,7 +191,7 @@ class Page {
     $('facts').textContent = [
       root.step === null ? 'no step' : `step ${root.step}`,
       producer && `by ${producer.name} ${producer.version}`,
-      `${root.atoms.toLocaleString('en')} atoms`, `storage ${root.storage}`,
+      counted(root.atoms, 'atom'), `storage ${root.storage}`,
       ...root.meshes.map(({axes}) => `mesh ${axes.map(({name, size, sizes}) => `${name}=${size ?? sizes.join('+')}`).join(' × ')}`),
       ...root.readFeatures.map((name) => `needs ${name}`), shortened(root.digest, 24),
     ].filter(Boolean).join('; ');
@@ -206,6 +209,36 @@ class Page {
 
   changeOf(name) {
     return this.sides ? changeOf(name, this.sides.a, this.sides.b) : {state: 'same', told: ''};
+  }
+
+  /**
+   * What became of what is below a module, against the checkpoint that this one is compared with.
+   * @returns {{atoms: number, changed: number, bytes: number}} bytes of what changed
+   */
+  changesOf(module) {
+    const known = this.changes.get(module);
+    if (known) return known;
+    const found = {atoms: 0, changed: 0, bytes: 0};
+    if (module.atom) {
+      const {state} = this.changeOf(module.atom.name);
+      const isSame = state === 'same' || state === 'unknown';
+      Object.assign(found, {atoms: 1, changed: isSame ? 0 : 1, bytes: isSame ? 0 : module.bytes});
+    } else {
+      for (const child of module.children.values()) {
+        const {atoms, changed, bytes} = this.changesOf(child);
+        found.atoms += atoms;
+        found.changed += changed;
+        found.bytes += bytes;
+      }
+    }
+    this.changes.set(module, found);
+    return found;
+  }
+
+  /** What became of a module, in words; nothing where that is nothing. */
+  #changesTold(module) {
+    const {atoms, changed} = this.changesOf(module);
+    return changed === 0 ? '' : `${changed === atoms ? 'all' : changed.toLocaleString('en')} of ${counted(atoms, 'atom')} changed`;
   }
 
   /** Atoms that the search and the comparison leave. */
@@ -231,6 +264,7 @@ class Page {
   set chosen(atoms) {
     this.chosenAtoms = atoms;
     this.madeTree = null;
+    this.changes = new WeakMap();
   }
 
   get chosen() {
@@ -250,7 +284,7 @@ class Page {
     } else {
       this.list.rows = rowsOf(this.tree, this.open, order);
     }
-    $('count').textContent = `${atoms.length.toLocaleString('en')} atoms, ${human(total)}`;
+    $('count').textContent = atoms.length === 0 && this.atoms.a.size > 0 ? 'no atom fits' : `${counted(atoms.length, 'atom')}, ${human(total)}`;
   }
 
   fold(name, isOpen) {
@@ -269,13 +303,15 @@ class Page {
     level, label, open, share, module,
   }) {
     const {atom} = module;
-    const {state, told} = atom ? this.changeOf(atom.name) : {state: 'same', told: ''};
+    const told = !this.sides ? '' : atom ? this.changeOf(atom.name).told : this.#changesTold(module);
+    const state = atom ? this.changeOf(atom.name).state : 'same';
     const value = atom?.slots.find(({name}) => name === 'value') ?? atom?.slots[0];
     const bar = h('div', {class: 'bar'});
     bar.style.width = `${100 * share}%`;
     const name = h('span', {class: 'name', title: atom ? atom.name : module.name},
       open === null ? '' : open ? '▾ ' : '▸ ', h('bdi', {}, shortened(label, MAX_LABEL)),
-      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${shortened(told, MAX_LABEL)}`}${this.#broken(atom)}`) : null);
+      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${shortened(told, MAX_LABEL)}`}${this.#broken(atom)}`)
+        : !atom && told ? h('span', {class: 'kind'}, told) : null);
     name.style.paddingLeft = `${level}em`;
     return h('div', {
       class: `row ${state}`, role: 'treeitem', 'aria-level': level + 1, 'aria-expanded': open === null ? null : String(open),
@@ -283,7 +319,14 @@ class Page {
   }
 
   show(atom) {
+    document.body.classList.remove('unchosen');
     $('tensor').scrollTop = 0;
+    this.#fill(atom);
+    // Where the window is narrow the tensor comes below the list, and may be out of sight.
+    if ($('tensor').getBoundingClientRect().top > 0.7 * innerHeight) $('tensor').scrollIntoView();
+  }
+
+  #fill(atom) {
     const {sides} = this;
     const mine = sides ? behind(sides.a, atom.name) : atom;
     const {state, told} = this.changeOf(atom.name);
@@ -322,8 +365,20 @@ class Page {
   /** @param {object[]} path modules from the top to the one that is shown */
   map(path) {
     const crumbs = path.map((module, i) => h('button', {type: 'button', onclick: () => this.map(path.slice(0, i + 1))}, module.label || 'all'));
-    const into = (module) => (module.atom ? this.show(module.atom) : this.map([...path, module]));
-    $('map').replaceChildren(h('p', {}, crumbs.flatMap((crumb) => [crumb, ' ']), human(path[path.length - 1].bytes)), bytesMap(path[path.length - 1], into));
+    const module = path[path.length - 1];
+    const into = (below) => {
+      const {atom} = below[below.length - 1];
+      if (atom) this.show(atom);
+      else this.map([...path, ...below]);
+    };
+    const shadeOf = (item) => {
+      const {bytes} = this.changesOf(item);
+      const share = item.bytes > 0 ? Math.round((100 * bytes) / item.bytes) : 0;
+      return {fill: `color-mix(in srgb, var(--changed) ${share}%, var(--bar))`, told: item.atom ? this.changeOf(item.atom.name).told : this.#changesTold(item)};
+    };
+    $('map').replaceChildren(h('p', {}, crumbs.flatMap((crumb) => [crumb, ' ']), human(module.bytes)),
+      ...(this.sides ? [h('p', {class: 'quiet'}, h('span', {class: 'swatch changed'}), ' changed ', h('span', {class: 'swatch'}), ' the same, or not known; what is not drawn in detail has a mixture')] : []),
+      module.bytes > 0 ? bytesMap(module, into, this.sides && shadeOf) : h('p', {class: 'quiet'}, 'There is nothing that has bytes.'));
   }
 
   /** What there is to show, by step. */
@@ -340,8 +395,9 @@ class Page {
         });
       }
     }
-    const choose = (index) => {
+    const choose = (index, other) => {
       field('side-a').value = String(index);
+      if (other !== undefined) field('side-b').value = String(other);
       this.view('tensors');
       this.start();
     };

@@ -29,6 +29,42 @@ function line(name, points) {
   h('figcaption', {class: 'quiet'}, `${name}: ${short(Math.min(...ys))} to ${short(Math.max(...ys))}, steps ${xs[0]} to ${xs.at(-1)}`));
 }
 
+/** Checkpoints and epochs of the log by step: bars of bytes, lines for epochs below. */
+function timeLine(sorted, log) {
+  const steps = sorted.filter(({step}) => step !== null);
+  const epochs = (log?.epochs ?? []).filter(({first_step: first}) => first !== null);
+  const stopOf = ({first_step: first, stop_step: stop, last_batch: last}) => stop ?? last ?? first;
+  const all = [...steps.map(({step}) => step), ...epochs.flatMap((one) => [one.first_step, stopOf(one)])];
+  if (all.length < 2) return null;
+  const least = Math.min(...all);
+  const range = Math.max(1, Math.max(...all) - least);
+  const most = Math.max(1, ...steps.map(({bytes}) => bytes ?? 0));
+  const x = (step) => 12 + ((step - least) / range) * (WIDTH - 24);
+  const axis = HEIGHT - 24;
+  const bar = ({step, bytes, shared, refusal}) => {
+    const height = ((axis - 8) * (bytes ?? 0)) / most;
+    const own = bytes ? (height * (bytes - (shared ?? 0))) / bytes : 0;
+    const told = `step ${step}: ${refusal ?? (bytes === null ? 'no packs' : `${human(bytes)}, ${human(shared ?? 0)} shared`)}`;
+    const part = (top, size, fill) => svg('rect', {
+      x: x(step) - 3, y: top, width: 6, height: Math.max(size, 0.5), fill,
+    });
+    return svg('g', {}, part(axis - own, own, 'var(--accent)'), part(axis - height, height - own, 'var(--bar)'),
+      svg('circle', {
+        cx: x(step), cy: axis, r: 3, fill: refusal ? 'var(--bad)' : 'var(--text)',
+      }), svg('title', {}, told));
+  };
+  const epoch = (one, i) => svg('rect', {
+    x: x(one.first_step), y: axis + 8 + 5 * (i % 3), width: Math.max(x(stopOf(one)) - x(one.first_step), 3), height: 3, fill: one.counts ? 'var(--added)' : 'var(--quiet)',
+  }, svg('title', {}, `epoch ${one.epoch}, steps ${one.first_step} to ${stopOf(one)}, ${one.counts ? 'counts' : 'given up'}`));
+  return h('figure', {class: 'time'}, svg('svg', {
+    width: WIDTH, height: HEIGHT, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: 'img', 'aria-label': 'checkpoints by step',
+  }, svg('line', {
+    x1: 0, x2: WIDTH, y1: axis, y2: axis, stroke: 'var(--line)',
+  }), steps.map(bar), epochs.map(epoch)),
+  h('figcaption', {class: 'quiet'}, `bytes in packs, steps ${least.toLocaleString('en')} to ${(least + range).toLocaleString('en')}`
+    + `${epochs.length > 0 ? '; lines below are epochs of the update log, grey where they were given up' : ''}`));
+}
+
 /** Bytes of packs that two checkpoints have both. */
 function inCommon(one, other) {
   const lengths = new Map(other.packs.map(({key, length}) => [key, length]));
@@ -73,7 +109,7 @@ function logView({id, epochs, problem}) {
  *   packs: {key: string, length: number, shared: boolean}[], metrics: [string, number][], hasRows: boolean,
  *   cadence: {every: number, reason: string} | null, log: object | null, refusal?: string}[]} found
  * @param {object | null} log
- * @param {(index: number) => void} choose
+ * @param {(index: number, other?: number) => void} choose one to show, and one to compare it with
  */
 export function runView(found, log, choose) {
   const sorted = [...found].sort((a, b) => (a.step ?? -1) - (b.step ?? -1));
@@ -88,20 +124,24 @@ export function runView(found, log, choose) {
       h('td', {}, one.bytes === null ? '–' : human(one.bytes)), h('td', {}, one.shared ? human(one.shared) : '–'),
       h('td', {class: 'text'}, base ? `step ${base.other.step ?? '–'}, ${human(base.bytes)}` : '–', one.hasRows ? ', rows in layers' : ''),
       h('td', {class: 'wide'}, one.bytes === null ? '' : stack(one, most)),
+      h('td', {class: 'text'}, comparing(one, sorted.slice(0, i).filter(({refusal}) => !refusal).at(-1))),
       ...(hasLog ? [h('td', {class: 'text'}, position)] : []),
       ...names.map((name) => h('td', {}, short(new Map(one.metrics).get(name) ?? null))),
     ];
   };
+  const comparing = (one, before) => (before ? h('button', {
+    type: 'button', 'aria-label': `compare step ${one.step ?? '–'} with step ${before.step ?? '–'}`, onclick: () => choose(one.index, before.index),
+  }, `with step ${before.step ?? '–'}`) : '–');
   const rows = sorted.map((one, i) => h('tr', {},
     h('td', {class: 'text'}, h('button', {type: 'button', onclick: () => choose(one.index)}, shortened(one.label, 60))),
     h('td', {}, one.step ?? '–'),
-    ...(one.refusal ? [h('td', {class: 'text error', colspan: 4 + extra.length + names.length}, one.refusal)] : cells(one, i))));
+    ...(one.refusal ? [h('td', {class: 'text error', colspan: 5 + extra.length + names.length}, one.refusal)] : cells(one, i))));
   const lines = names.map((name) => [name, sorted.filter(({step}) => step !== null)
     .map(({step, metrics}) => [step, new Map(metrics).get(name)]).filter(([, value]) => value !== undefined)]);
   const paces = sorted.flatMap(({step, cadence}) => (cadence ? [{step, ...cadence}] : []));
-  return h('div', {}, h('div', {class: 'scroll'}, h('table', {}, h('thead', {}, h('tr', {},
-    ['checkpoint', 'step', 'in packs', 'shared', 'shared most with', 'own and shared', ...extra, ...names].map((name, i) => (
-      h('th', {scope: 'col', class: i === 0 || i === 4 ? 'text' : null}, name))))), h('tbody', {}, rows))),
+  return h('div', {}, timeLine(sorted, log), h('div', {class: 'scroll'}, h('table', {}, h('thead', {}, h('tr', {},
+    ['checkpoint', 'step', 'in packs', 'shared', 'shared most with', 'own and shared', 'compare', ...extra, ...names].map((name, i) => (
+      h('th', {scope: 'col', class: i === 0 || i === 4 ? 'text nowrap' : null}, name))))), h('tbody', {}, rows))),
   ...paces.slice(-1).map(({step, every, reason}) => h('p', {class: 'quiet'}, `At step ${step ?? '–'} a checkpoint was due every ${every} steps: ${reason}`)),
   ...lines.filter(([, points]) => points.length > 1).map(([name, points]) => line(name, points)),
   ...(log ? [logView(log)] : []));

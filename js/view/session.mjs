@@ -358,7 +358,7 @@ export class Session {
     return planToOther(this.checkpoint, other.checkpoint);
   }
 
-  /** Where the bytes of a slot lie: objects, offsets and lengths of its first segments. */
+  /** Where the bytes of a slot lie: objects, offsets and lengths of its first segments, and how long the packs are. */
   places({atom, slot}) {
     const reader = readerOf(this.checkpoint, atom, slot);
     const {table} = reader;
@@ -373,8 +373,14 @@ export class Session {
         });
       }
     }
+    const used = new Set(places.map(({key}) => key));
     return {
-      content: reader.slot.content, chunks: reader.slot.grid.total, chunkShape: reader.slot.grid.chunk, segments, places,
+      content: reader.slot.content,
+      chunks: reader.slot.grid.total,
+      chunkShape: reader.slot.grid.chunk,
+      segments,
+      places,
+      objects: (this.checkpoint.packs ?? []).filter(({key}) => used.has(key)).map(({key, length}) => [key, length]),
     };
   }
 

@@ -2,13 +2,18 @@
  * The view of one tensor: what it is, a window of values, heat map, histogram, layout, places of its bytes.
  */
 
-import {heatMap, histogram, layoutDrawing} from './charts.mjs';
 import {
-  extents, h, human, own, short,
+  heatMap, histogram, layoutDrawing, strip,
+} from './charts.mjs';
+import {
+  counted, extents, h, human, own, short, shortened,
 } from './dom.mjs';
 import {slotPlanForm} from './plan.mjs';
 
 const WINDOW = [8, 6];
+
+/** A step of a layout in a few words. */
+const stepWords = ({kind, axis, dim}) => [kind, axis, dim === undefined ? '' : `dim ${dim}`].filter(Boolean).join(' ');
 
 const failed = (error) => h('p', {class: 'error', role: 'alert'}, error.message);
 
@@ -99,14 +104,36 @@ function differenceView({
 }
 
 function placesView({
-  content, chunks, chunkShape, segments, places,
+  content, chunks, chunkShape, segments, places, objects,
 }) {
-  return h('div', {}, h('p', {class: 'quiet'}, content ?? 'no content digest'), h('p', {class: 'quiet'}, `${segments} segments in ${chunks} chunks of ${extents(chunkShape)}`
+  const strips = objects.map(([key, length]) => h('figure', {}, strip(length, places.filter((place) => place.key === key)),
+    h('figcaption', {class: 'quiet'}, `${key}, ${human(length)}`)));
+  return h('div', {}, h('p', {class: 'quiet'}, content ?? 'no content digest'), strips, h('p', {class: 'quiet'}, `${counted(segments, 'segment')} in ${counted(chunks, 'chunk')} of ${extents(chunkShape)}`
     + `${places.length < segments ? `; the first ${places.length} are listed` : ''}`),
   h('table', {}, h('thead', {}, h('tr', {}, ['chunk', 'object', 'offset', 'bytes'].map((name) => h('th', {class: 'text'}, name)))),
     h('tbody', {}, places.map(({
       chunk, key, offset, length,
     }) => h('tr', {}, h('td', {}, chunk), h('td', {class: 'text'}, key), h('td', {}, offset), h('td', {}, length))))));
+}
+
+/** The slots of an atom: what they are, how they are spread, and whether they changed. */
+function slotsTable({slots}, tab, layouts, other) {
+  if (slots.length === 0) return null;
+  const changed = (slot) => {
+    const theirs = other?.slots.find(({name}) => name === slot.name);
+    if (!theirs) return 'not there';
+    if (theirs.dtype !== slot.dtype || theirs.shape.join() !== slot.shape.join()) return 'another type or shape';
+    return slot.content === null || theirs.content === null ? 'unknown' : slot.content === theirs.content ? 'same' : 'changed';
+  };
+  const spread = ({layout}) => {
+    if (layout === null || !layouts[layout]) return '–';
+    return shortened(layouts[layout].steps.map(stepWords).join(', ') || 'replicated', 80);
+  };
+  const text = (content) => h('td', {class: 'text'}, content);
+  return h('div', {class: 'scroll'}, h('table', {class: 'slots'},
+    h('thead', {}, h('tr', {}, ['slot', 'type', 'shape', 'bytes', 'layout', ...(other ? ['compared'] : [])].map((name) => h('th', {class: 'text', scope: 'col'}, name)))),
+    h('tbody', {}, slots.map((slot) => h('tr', {}, text(tab(slot.name)), text(slot.dtype), h('td', {}, extents(slot.shape)), h('td', {}, `${human(slot.bytes)} (${slot.bytes.toLocaleString('en')})`),
+      text(spread(slot)), other ? text(changed(slot)) : null)))));
 }
 
 /**
@@ -123,10 +150,8 @@ export function showTensor(section, client, atom, slotName = 'value', beside = {
   const {known = {}, carried = {}, other = null, change = '', layouts = []} = beside;
   const slot = atom.slots.find(({name}) => name === slotName) ?? atom.slots[0];
   const again = (name) => showTensor(section, client, atom, name, beside);
-  const tabs = atom.slots.map(({name}) => h('button', {
-    type: 'button', 'aria-pressed': String(name === slot?.name), onclick: () => again(name),
-  }, name));
-  const facts = [h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, tabs.flatMap((tab) => [tab, ' ']))];
+  const tab = (name) => h('button', {type: 'button', 'aria-pressed': String(name === slot?.name), onclick: () => again(name)}, name);
+  const facts = [h('h2', {}, h('bdi', {}, atom.name)), slotsTable(atom, tab, layouts, other)];
   if (!slot) {
     section.replaceChildren(...facts, h('p', {class: 'quiet'}, 'No slots.'));
     return;
@@ -141,10 +166,7 @@ export function showTensor(section, client, atom, slotName = 'value', beside = {
   const hasPreview = own(carried, slot.name) !== undefined;
   const big = slot.bytes > 8 << 20 && !hasPreview;
   section.replaceChildren(...facts,
-    h('dl', {},
-      h('dt', {}, 'type'), h('dd', {}, slot.dtype), h('dt', {}, 'shape'), h('dd', {}, extents(slot.shape)),
-      h('dt', {}, 'bytes'), h('dd', {}, `${human(slot.bytes)} (${slot.bytes.toLocaleString('en')})`),
-      ...(atom.aliases.length > 0 ? [h('dt', {}, 'aliases'), h('dd', {}, atom.aliases.join(', '))] : [])),
+    atom.aliases.length > 0 ? h('dl', {}, h('dt', {}, 'aliases'), h('dd', {}, atom.aliases.join(', '))) : '',
     ...(change ? [h('p', {}, `Compared: ${change}.`)] : []),
     ...(other ? [h('p', {class: 'quiet'}, isSame ? 'The same as in the checkpoint that it is compared with.'
       : isAlike ? 'Elements that differ there are marked.' : 'There it has another type or shape, or is missing.')] : []),

@@ -75,6 +75,21 @@ export const byName = (a, b) => COLLATOR.compare(a.label, b.label);
 export const bySize = (a, b) => b.bytes - a.bytes || byName(a, b);
 
 /**
+ * A module, or what is alone in it, with the label of both: they are shown as one.
+ * @param {Module} module
+ * @returns {[Module, string]}
+ */
+export function withOnlyChildren(module) {
+  let inner = module;
+  let {label} = module;
+  while (!inner.atom && inner.children.size === 1) {
+    [inner] = inner.children.values();
+    label += inner.label;
+  }
+  return [inner, label];
+}
+
+/**
  * Rows of the open part of a tree, from the top on.
  * @param {Module} top
  * @param {Set<string>} open names of modules that are open
@@ -84,12 +99,8 @@ export function rowsOf(top, open, order) {
   const rows = [];
   const visit = (parent, level) => {
     for (let child of [...parent.children.values()].sort(order)) {
-      let {label} = child;
-      // Modules with one child are shown in one row with it.
-      while (!child.atom && child.children.size === 1) {
-        [child] = child.children.values();
-        label += child.label;
-      }
+      let label;
+      [child, label] = withOnlyChildren(child);
       const isOpen = child.atom ? null : open.has(child.name);
       rows.push({
         level, module: child, label, open: isOpen, share: top.bytes > 0 ? child.bytes / top.bytes : 0,

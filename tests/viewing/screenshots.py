@@ -142,7 +142,7 @@ def _views(page: Chromium) -> Iterator[str]:
     yield "state"
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     page.click("[data-view=run]")
-    page.wait("document.querySelectorAll('#run circle').length > 0")
+    page.wait("document.querySelectorAll('#run polyline ~ circle').length > 0")
     page.value("document.querySelector('[data-panel=statistics]').scrollIntoView()")
     yield "run-dark"
     page.call("Emulation.setEmulatedMedia", features=[])

@@ -33,7 +33,7 @@ def test_a_run_is_shown_by_step(chromium: Chromium, tmp_path: Path) -> None:
         page.wait("document.querySelectorAll('#run tbody tr').length === 3")
         steps = "[...document.querySelectorAll('#run tbody tr')].map((row) => row.children[1].textContent)"
         assert page.value(steps) == ["10", "20", "30"]
-        assert page.value("document.querySelectorAll('#run circle').length") == 3
+        assert page.value("document.querySelectorAll('#run polyline ~ circle').length") == 3
         page.click("#run tbody button")
         page.wait("document.getElementById('title').textContent === 'step-10.ucp'")
 
