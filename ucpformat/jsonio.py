@@ -43,6 +43,8 @@ MAX_DEPTH: Final = 64
 MAX_INTEGER: Final = 2**53 - 1
 MAX_BYTES: Final = 1 << 28
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 # Deletes all but brackets, quotes and backslashes, and makes one kind of bracket of two.
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"\\')
@@ -122,8 +124,7 @@ def dumps_canonical(value: JsonValue) -> bytes:
     Raises UCP-E-JSON: a NaN, an infinity, or a lone surrogate.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode("utf-8")
+        return _ENCODER.encode(value).encode("utf-8")
     except UnicodeEncodeError:
         raise error("UCP-E-JSON", "a string holds a lone surrogate, which UTF-8 cannot express") from None
     except ValueError as problem:

@@ -96,7 +96,7 @@ class BatchWriter:
 
     def _write(self, batch: BatchDraft) -> int:
         # SPEC UCP-W-039: somebody else may have gone on from this log, and taken this process for dead.
-        if self._place.store.size(epoch_key(self._epoch.epoch + 1)) is not None:
+        if self._place.has(epoch_key(self._epoch.epoch + 1)):
             message = (
                 f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
             )

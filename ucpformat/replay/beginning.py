@@ -69,7 +69,7 @@ def begin_epoch(
         if after is not None and after.log is not None:
             number, log = after.next_epoch, after.log
             before = None if after.epoch is None else After(after.epoch, after.epoch_digest)
-        elif place.store.size(LOG_KEY) is not None:
+        elif place.has(LOG_KEY):
             message = "this run has a log already; recover() from it, and give what that returns as after="
             raise error("UCP-E-EXISTS", message, at=place.url)
         else:

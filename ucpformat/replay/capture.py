@@ -47,11 +47,20 @@ class Capture:
         self._compressor = compressor
         self._residuals = residuals_of(compressor)
         self._copied = copied or np.copy
+        self._is_whole = [one.is_whole for one in state.tensors]
         self.owned: Owned = {
             (piece.tensor, piece.offset, piece.shape): number
             for number, piece in enumerate(epoch.pieces)
             if piece.rank == rank or copied is not None
         }
+        self._mine = [
+            [
+                (index, piece)
+                for piece in one.pieces
+                if (index := self.owned.get((number, piece.box.offset, piece.box.shape))) is not None
+            ]
+            for number, one in enumerate(state.tensors)
+        ]
         self._seen: dict[int, bytes] = {}
         self.is_on = False
         self.draft: StepDraft | None = None
@@ -111,24 +120,24 @@ class Capture:
         self, draft: StepDraft, number: int, one: Tracked, local: torch.Tensor, places: torch.Tensor | None
     ) -> None:
         """Copy what this rank logs of a gradient."""
-        owned = [(self.owned.get((number, piece.box.offset, piece.box.shape)), piece) for piece in one.pieces]
-        if all(piece is None for piece, _ in owned):
+        mine = self._mine[number]
+        if not mine:
             return
+        is_whole = self._is_whole[number]
         if local.is_sparse:
-            self._rows(draft, one, local, owned[0][0])
+            self._rows(draft, one, local, mine[0][0] if is_whole else None)
             return
-        if places is not None and one.is_whole and owned[0][0] is not None:
-            values = flat_elements(local.view(-1)[places], one.atom).copy()
-            draft.captured.append(Captured(owned[0][0], values, places.to("cpu").numpy()))
+        if places is not None and is_whole:
+            values = flat_elements(local.view(-1).index_select(0, places), one.atom)
+            draft.captured.append(Captured(mine[0][0], values, places.to("cpu").numpy()))
             return
         elements = flat_elements(local, one.atom)
-        for index, piece in owned:
-            if index is not None:
-                view = piece_view(elements, piece.local, piece.box)
-                draft.captured.append(Captured(index, self._copied(view)))
+        for index, piece in mine:
+            view = piece_view(elements, piece.local, piece.box)
+            draft.captured.append(Captured(index, self._copied(view)))
 
     def _rows(self, draft: StepDraft, one: Tracked, local: torch.Tensor, piece: int | None) -> None:
-        if piece is None or not one.is_whole or local.sparse_dim() != 1:
+        if piece is None or local.sparse_dim() != 1:
             message = "a sparse gradient is logged of a whole tensor alone, by its rows; make it dense"
             raise error("UCP-E-MISMATCH", message, at=one.atom)
         values = flat_elements(local.values(), one.atom).reshape(tuple(local.values().shape)).copy()
@@ -154,7 +163,5 @@ class Capture:
             if one.role != role:
                 continue
             elements = flat_elements(local_of(one.tensor), one.atom)
-            for piece in one.pieces:
-                index = self.owned.get((number, piece.box.offset, piece.box.shape))
-                if index is not None:
-                    yield index, piece_view(elements, piece.local, piece.box)
+            for index, piece in self._mine[number]:
+                yield index, piece_view(elements, piece.local, piece.box)

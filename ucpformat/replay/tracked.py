@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RESIDUALS",
+    "GroupOptions",
     "Tracked",
     "TrackedState",
     "local_of",
@@ -40,6 +41,9 @@ __all__ = [
 
 RESIDUALS: Final = "residuals"
 """What begins the names of residuals of error feedback, before the name of the parameter."""
+_FIXED: Final = frozenset({bool, int, float, str, type(None)})
+_PLAIN: Final = frozenset({torch.float16, torch.float32, torch.float64})
+"""What numpy knows as it is, and has at once."""
 _WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
@@ -147,6 +151,9 @@ def piece_view(elements: NDArray[np.generic], place: Strided, box: Box) -> NDArr
 def flat_elements(local: torch.Tensor, name: str) -> NDArray[np.generic]:
     """Return the elements of a local tensor in host memory, 1-D in row-major order; a copy where they lie otherwise."""
     host = local if local.device.type == "cpu" else local.to("cpu")
+    if type(host) is torch.Tensor and host.dtype in _PLAIN and not host.is_neg():
+        found: NDArray[np.generic] = host.numpy()
+        return found.reshape(-1)
     return elements_of(host, at=name).reshape(-1)
 
 
@@ -220,6 +227,34 @@ def options_of(optimizer: Optimizer) -> list[Mapping[str, JsonValue]]:
         }
         for number, options in enumerate(optimizer.param_groups)
     ]
+
+
+class GroupOptions:
+    """Options of an optimizer as `options_of` says, tagged anew only where one may have changed."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._seen: list[dict[str, Any]] = []
+        self._tagged: tuple[Mapping[str, JsonValue], ...] = ()
+
+    def now(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """Return the options of each group."""
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._seen) or not all(map(_are_same, groups, self._seen)):
+            self._tagged = tuple(options_of(self._optimizer))
+            self._seen = [dict(options) for options in groups]
+        return self._tagged
+
+
+def _are_same(options: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
+    """Return whether options are surely those that were seen: the same objects, of which none can change."""
+    return options.keys() == seen.keys() and all(
+        value is seen[name] and _is_fixed(value) for name, value in options.items() if name != "params"
+    )
+
+
+def _is_fixed(value: object) -> bool:
+    return type(value) in _FIXED or (type(value) is tuple and all(type(one) in _FIXED for one in value))
 
 
 def group_names(state: TrackedState) -> Sequence[Sequence[str]]:

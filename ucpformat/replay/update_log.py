@@ -32,7 +32,7 @@ from ucpformat.replay.plan import log_url
 from ucpformat.replay.replica.feed import ReplicaFeed, Setting, require_local
 from ucpformat.replay.replica.options import Replica
 from ucpformat.replay.state_sums import state_sums
-from ucpformat.replay.tracked import held_pieces, options_of, tracked_state
+from ucpformat.replay.tracked import GroupOptions, held_pieces, tracked_state
 from ucpformat.state_dict.torch_group import own_group
 from ucpformat.update_log.drafts import BatchDraft, StepDraft
 from ucpformat.update_log.place import LogPlace
@@ -135,6 +135,7 @@ class UpdateLog:
         self._rank = list(self._group.ranks).index(self._group.rank)
         self._model = model
         self._optimizer = optimizer
+        self._group_options = GroupOptions(optimizer)
         self._objects = dict(state or {})
         self._rng = rng
         self._check_every = check_every
@@ -264,7 +265,7 @@ class UpdateLog:
         draft = self._capture.step(
             partial(self._pace.made, make), with_residuals=self._has_residuals_at(self._step + 1)
         )
-        options = tuple(options_of(self._optimizer))
+        options = self._group_options.now()
         if not self._steps or options != self._options:
             draft.options = self._options = options
         self._steps.append(draft)
@@ -312,7 +313,7 @@ class UpdateLog:
             return
         first, last = self._first_step, self._first_step + len(self._steps)
         values = encoded_values(self._values_now())
-        options = tuple(options_of(self._optimizer))
+        options = self._group_options.now()
         changed = None if options == self._options else options
         self._writer.put(BatchDraft(first, self._steps, values, self._sums, changed))
         self._steps, self._first_step = [], last

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ucpformat.update_log.documents import Epoch
 
 __all__ = ["BatchDraft", "Captured", "StepDraft", "batch_bytes", "encoded"]
+
+_COPIED_BYTES: Final = 1 << 18
+"""Up to so many bytes of a step are sooner copied together than looked at one buffer after another."""
 
 
 @dataclass(slots=True)
@@ -96,34 +100,38 @@ def batch_bytes(batch: BatchDraft, epoch: Epoch, rank: int, previous: str) -> tu
 def _record(step: StepDraft, epoch: Epoch, payload: list[memoryview]) -> StepRecord:
     """Return the record of a step, whose bytes are appended to the payload."""
     entries: list[Entry] = []
+    found: list[memoryview] = []
     length = checksum = 0
     for one in step.captured:
         piece = epoch.pieces[one.piece]
         tensor = epoch.tensors[piece.tensor]
         entry, buffers = encoded(one, piece.shape, is_value=tensor.role != "gradient")
         length += entry_bytes(entry, piece.shape, dtype(tensor.dtype).item_bytes)
-        for buffer in buffers:
-            checksum = crc32c(buffer, checksum)
         entries.append(entry)
-        payload += buffers
+        found += buffers
+    if 0 < length <= _COPIED_BYTES:
+        found = [memoryview(b"".join(found))]
+    for buffer in found:
+        checksum = crc32c(buffer, checksum)
+    payload += found
     return StepRecord(tuple(entries), length, checksum, step.options, step.skipped)
 
 
 def encoded(one: Captured, shape: tuple[int, ...], *, is_value: bool) -> tuple[Entry, list[memoryview]]:
     """Return the entry of a piece, in the form that takes fewest bytes, and its bytes; a value is dense."""
-    values, places = one.values, one.places
+    values, places = np.ascontiguousarray(one.values), one.places
     if one.are_rows and places is not None:
         entry = Entry(one.piece, "rows", places.size)
-        return entry, [flat_bytes(places.astype("<u4")), flat_bytes(np.ascontiguousarray(values))]
-    size = int(np.prod(shape, dtype=np.int64))
+        return entry, [flat_bytes(places.astype("<u4")), flat_bytes(values)]
+    size = math.prod(shape)
     if places is None and not is_value:
-        bits = np.ascontiguousarray(values).reshape(-1).view(np.dtype(f"<u{min(values.itemsize, 8)}"))
+        bits = values.reshape(-1).view(np.dtype(f"<u{min(values.itemsize, 8)}"))
         if values.itemsize <= 8:
             count = int(np.count_nonzero(bits))
             if 4 * blocks_of(size) + count * (2 + values.itemsize) < values.nbytes:
                 places = np.flatnonzero(bits)
                 values = values.reshape(-1)[places]
     if places is None:
-        return Entry(one.piece, "dense"), [flat_bytes(np.ascontiguousarray(values))]
+        return Entry(one.piece, "dense"), [flat_bytes(values)]
     counts, within = packed_places(places, size)
-    return Entry(one.piece, "sparse", places.size), [counts, within, flat_bytes(np.ascontiguousarray(values))]
+    return Entry(one.piece, "sparse", places.size), [counts, within, flat_bytes(values)]

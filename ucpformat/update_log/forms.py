@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -39,8 +40,15 @@ def entry_bytes(entry: Entry, shape: tuple[int, ...], item_bytes: int) -> int:
 
 def packed_places(places: NDArray[np.int64], size: int) -> tuple[memoryview, memoryview]:
     """Return ascending places of a piece of so many elements as the counts of blocks, and places within blocks."""
-    counts = np.bincount(places >> 16, minlength=blocks_of(size)).astype("<u4")
-    return flat_bytes(counts), flat_bytes((places & (BLOCK_ELEMENTS - 1)).astype("<u2"))
+    cuts = places.searchsorted(_starts(blocks_of(size)))
+    counts = (cuts[1:] - cuts[:-1]).astype("<u4")
+    return flat_bytes(counts), flat_bytes(places.astype("<u2"))  # which keeps the lower 16 bits
+
+
+@lru_cache
+def _starts(blocks: int) -> NDArray[np.int64]:
+    """Return where each block begins, and where the last one ends."""
+    return np.arange(blocks + 1, dtype=np.int64) * BLOCK_ELEMENTS
 
 
 def places_of(entry: Entry, data: memoryview, size: int, *, at: str) -> NDArray[np.int64]:

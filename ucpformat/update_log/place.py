@@ -117,6 +117,17 @@ class LogPlace:
         """Return what lies in the log now."""
         return sorted_keys(self.store.keys())
 
+    def has(self, key: str) -> bool:
+        """Return whether there is an object."""
+        if self._directory is None:
+            return self.store.size(key) is not None
+        with translated(key):
+            try:
+                os.lstat(f"{self._directory}/{key}")
+            except FileNotFoundError:
+                return False
+        return True
+
     def create(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write an object, which appears whole and is durable when this returns (SPEC UCP-W-036).
 
@@ -131,11 +142,16 @@ class LogPlace:
                 self.store.require_exclusive()
             self.store.create(key, buffers)
             return
-        path = self._directory / key
+        # Strings, since a path of pathlib takes as long as the calls of the system do.
+        path = f"{self._directory}/{key}"
+        parent = os.path.dirname(path)
+        staged = f"{parent}/.{uuid.uuid4().hex}"
         with translated(key):
-            make_parents(path, is_durable=True)
-            staged = path.with_name(f".{uuid.uuid4().hex}")
-            descriptor = opened(staged, CREATE_FLAGS)
+            try:
+                descriptor = opened(staged, CREATE_FLAGS)
+            except FileNotFoundError:
+                make_parents(Path(path), is_durable=True)
+                descriptor = opened(staged, CREATE_FLAGS)
             try:
                 try:
                     write_all(descriptor, buffers, 0)
@@ -146,7 +162,7 @@ class LogPlace:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(staged)
-            sync(path.parent)
+            sync(parent)
 
     def debris(self, age: float) -> list[Path]:
         """Return files without their final names, unchanged for so many seconds: writers that died have left them."""
@@ -169,20 +185,20 @@ class LogPlace:
             os.unlink(self._directory / key)
 
 
-def _give_name(staged: Path, path: Path) -> None:
+def _give_name(staged: str, path: str) -> None:
     """Give a file its name, unless there is one of that name; raises FileExistsError then."""
     try:
         os.link(staged, path)
     except OSError as reason:
         if reason.errno not in _NO_LINKS:
             raise
-        directory = opened(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = opened(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            rename_exclusively(staged.name, path.name, directory)
+            rename_exclusively(os.path.basename(staged), os.path.basename(path), directory)
         except OSError as why:
             if why.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
             message = "this file system gives no name to one of several writers; put the run on another one"
-            raise error("UCP-E-STORE", message, at=str(path)) from why
+            raise error("UCP-E-STORE", message, at=path) from why
         finally:
             os.close(directory)

@@ -170,7 +170,7 @@ class Process:
         self._is_stopped = True
 
     def _is_fenced(self) -> bool:
-        return self._place.store.size(epoch_key(self._epoch.epoch + 1)) is not None
+        return self._place.has(epoch_key(self._epoch.epoch + 1))
 
     def _hear(self) -> None:
         """Do what the trainer says, as long as it has said something, and no other rank is waited for."""
