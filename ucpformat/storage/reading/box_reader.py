@@ -124,6 +124,22 @@ class BoxReader:
             tasks = (partial(take, *task) for task in enumerate(tasks_groups))
             in_parallel(chain(tasks, others), self._executor, workers or self._workers)
 
+    def look_at_decoded(
+        self, stored: StoredSlot, chunk: int, look: Callable[[NDArray[np.generic]], None], *, nbytes: int
+    ) -> None:
+        """Have ``look``, which takes ``nbytes`` of memory itself, take what a compressed chunk has of its slot.
+
+        Raises:
+            UcpError: what reading raises.
+        """
+        part = stored.grid.box_at(chunk)
+        segments = stored.segments(chunk)
+        if not segments or stored.compressor is None:
+            look(np.broadcast_to(np.zeros((), stored.dtype.numpy), part.shape))
+            return
+        with naming(self._path), self._room.take(2 * stored.whole_bytes() + nbytes):
+            look(self._decoded(stored, stored.compressor, chunk, segments[0])[selection(part, part)])
+
     def _count(self, nbytes: int) -> None:
         with self._lock:
             self.fetched += nbytes
