@@ -7,8 +7,9 @@ Torch's own functions give names that do not depend on wrappers, and states of o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ucpformat.errors import error
@@ -74,7 +75,16 @@ def unwrapped(state: Mapping[str, Any]) -> dict[str, Unwrapped]:
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
     }
     modules = {key: value for key, value in objects.items() if _is(value, "nn.Module")}
-    return {key: _unwrapped(key, value, modules) for key, value in objects.items()}
+    trained = {key: {id(one) for one in module.parameters()} for key, module in modules.items()}
+    beside: dict[str, dict[str, Any]] = {key: {} for key in modules}
+    for key, value in objects.items():
+        if key not in modules and _is(value, "optim.Optimizer"):
+            beside[_module_of(key, value, trained)][key] = value
+    found = {key: one for key, module in modules.items() for key, one in _trained(key, module, beside[key])}
+    return {
+        key: found[key] if key in found else Unwrapped(value.state_dict(), value.load_state_dict)
+        for key, value in objects.items()
+    }
 
 
 def _is(value: object, name: str) -> bool:
@@ -84,29 +94,50 @@ def _is(value: object, name: str) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def _unwrapped(key: str, value: Any, modules: Mapping[str, Any]) -> Unwrapped:
-    if _is(value, "nn.Module"):
-        from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+def _trained(key: str, module: Any, optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Unwrapped]]:
+    """Yield a module and the optimizers that train it, by their keys.
 
-        def fill_model(found: Any) -> None:
-            set_model_state_dict(value, found)
+    Torch looks up all names of the module at each call, so that one call is for all optimizers that have states, unless
+    these train the same parameters: their states would become those of one.
+    """
+    from torch.distributed.checkpoint import state_dict as torch_names
 
-        return Unwrapped(get_model_state_dict(value), fill_model)
-    if _is(value, "optim.Optimizer"):
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+    def fill_model(found: Any) -> None:
+        torch_names.set_model_state_dict(module, found)
 
-        module = _module_of(key, value, modules)
+    fresh = {name: one for name, one in optimizers.items() if not one.state}
+    others = {name: one for name, one in optimizers.items() if one.state}
+    trained = [id(one) for other in others.values() for group in other.param_groups for one in group["params"]]
+    if not others or len(trained) != len(set(trained)):
+        yield key, Unwrapped(torch_names.get_model_state_dict(module), fill_model)
+        contents = [torch_names.get_optimizer_state_dict(module, one) for one in others.values()]
+    else:
+        model, together = torch_names.get_state_dict(module, others.values())
+        yield key, Unwrapped(model, fill_model)
+        contents = list(_parted(together, [len(one.param_groups) for one in others.values()]))
+    for (name, optimizer), content in zip(others.items(), contents, strict=True):
+        yield name, Unwrapped(content, _filling(module, optimizer))
+    for name, optimizer in fresh.items():
+        torch_names.get_optimizer_state_dict(module, optimizer)  # makes a step
+        _count_no_step(optimizer)
+        content = torch_names.get_optimizer_state_dict(module, optimizer)
+        yield name, Unwrapped(content, _filling(module, optimizer), optimizer.state.clear)
 
-        def fill_optimizer(found: Any) -> None:
-            set_optimizer_state_dict(module, value, found)
 
-        is_fresh = not value.state
-        found = get_optimizer_state_dict(module, value)
-        if not is_fresh:
-            return Unwrapped(found, fill_optimizer)
-        _count_no_step(value)
-        return Unwrapped(get_optimizer_state_dict(module, value), fill_optimizer, value.state.clear)
-    return Unwrapped(value.state_dict(), value.load_state_dict)
+def _filling(module: Any, optimizer: Any) -> Callable[[Any], None]:
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+    return lambda found: set_optimizer_state_dict(module, optimizer, found)
+
+
+def _parted(together: Any, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield the states of optimizers that torch has put together, each with so many groups of them."""
+    groups = iter(together["param_groups"])
+    for count in counts:
+        own = list(islice(groups, count))
+        names = (name for group in own for name in group["params"])
+        states = {name: together["state"][name] for name in names if name in together["state"]}
+        yield {"state": states, "param_groups": own}
 
 
 def _count_no_step(optimizer: Any) -> None:
@@ -121,11 +152,12 @@ def _count_no_step(optimizer: Any) -> None:
             states["mu_product"].fill_(1)
 
 
-def _module_of(key: str, optimizer: Any, modules: Mapping[str, Any]) -> Any:
+def _module_of(key: str, optimizer: Any, modules: Mapping[str, set[int]]) -> str:
+    """Return the key of the module, given its parameters by their `id`, that an optimizer trains."""
     wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for module in modules.values():
-        if wanted <= {id(parameter) for parameter in module.parameters()}:
-            return module
+    for name, parameters in modules.items():
+        if wanted <= parameters:
+            return name
     raise error(
         "UCP-E-OBJECT",
         "no module of the state has all parameters of this optimizer; put the module beside it, "
