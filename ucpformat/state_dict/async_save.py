@@ -16,6 +16,7 @@ from ucpformat.errors import error
 from ucpformat.state_dict.changed_rows import without_base
 from ucpformat.state_dict.fences import fences_of
 from ucpformat.state_dict.state import live_state
+from ucpformat.state_dict.state_form import KeptForm
 from ucpformat.state_dict.stateful import state_to_save
 from ucpformat.state_dict.torch_group import TorchGroup, group_of, own_group
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
@@ -75,6 +76,7 @@ class AsyncSaver:
             raise error("UCP-E-MISMATCH", message, at="bandwidth")
         self._group = own_group(group)
         self._fence = fence
+        self._form = KeptForm()
         self._saver = BackgroundSaver(
             self._group, arena_bytes=arena_bytes, copier=_copier(), bandwidth=bandwidth
         )
@@ -223,6 +225,7 @@ def begin_save(
             pipeline=options.pipeline,
             changed=changed,
             fences=fences,
+            kept=saver._form,
         )
 
     return saver._saver.save(path, describe, options, when_busy=when_busy, then=then, fences=fences)

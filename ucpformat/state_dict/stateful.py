@@ -107,7 +107,9 @@ def _trained(key: str, module: Any, optimizers: Mapping[str, Any]) -> Iterator[t
 
     fresh = {name: one for name, one in optimizers.items() if not one.state}
     others = {name: one for name, one in optimizers.items() if one.state}
-    trained = [id(one) for other in others.values() for group in other.param_groups for one in group["params"]]
+    trained = [
+        id(one) for other in others.values() for group in other.param_groups for one in group["params"]
+    ]
     if not others or len(trained) != len(set(trained)):
         yield key, Unwrapped(torch_names.get_model_state_dict(module), fill_model)
         contents = [torch_names.get_optimizer_state_dict(module, one) for one in others.values()]
