@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 from ucpformat.distributed.arena import Arena
-from ucpformat.distributed.background_save import AsyncSave, BackgroundSave
+from ucpformat.distributed.background_save import AsyncSave, BackgroundSave, KeptPieces
 from ucpformat.distributed.group import another
 from ucpformat.distributed.later_copies import Pacing
 from ucpformat.distributed.save import SaveReport, prepare_save
@@ -94,6 +94,7 @@ class BackgroundSaver:
         self._last: AsyncSave | None = None
         self._kept: KeptSnapshot | None = None
         """What the arena has since the last save was committed."""
+        self._pieces = KeptPieces()
         self._closed = False
 
     def save(
@@ -128,7 +129,7 @@ class BackgroundSaver:
         waited = time.perf_counter()
         with paused:
             saving = prepare_save(path, describe_state, self._calls, options)
-            work = BackgroundSave(saving, self._writes, self.arena, result, then, self._keep)
+            work = BackgroundSave(saving, self._writes, self.arena, result, then, self._keep, self._pieces)
             before, self._kept = self._kept, None
             try:
                 self._last = result

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ucpformat.distributed.later_copies import LaterCopies
 from ucpformat.distributed.save import SaveReport
+from ucpformat.distributed.share import cut
 from ucpformat.distributed.snapshot import Batch, Snapshot
 from ucpformat.errors import error
 
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from ucpformat.distributed.group import Group
     from ucpformat.distributed.later_copies import Fences, Pacing
     from ucpformat.distributed.save import Saving
-    from ucpformat.distributed.share import Part
+    from ucpformat.distributed.share import Part, SlotPiece
     from ucpformat.distributed.snapshot import Copier, KeptSnapshot
 
-__all__ = ["AsyncSave", "BackgroundSave"]
+__all__ = ["AsyncSave", "BackgroundSave", "KeptPieces"]
 
 
 class AsyncSave:
@@ -119,6 +120,22 @@ class AsyncSave:
         self._ended.set()
 
 
+class KeptPieces:
+    """The pieces of the last save: those of the next one, where all ranks hold what they held."""
+
+    def __init__(self) -> None:
+        self._cut_by: tuple[object, ...] = ()
+        self._pieces: list[SlotPiece] = []
+
+    def of(self, saving: Saving) -> list[SlotPiece]:
+        """Return the pieces that this rank has to write, as `cut` does."""
+        if self._cut_by != saving.cut_by:
+            self._cut_by = ()
+            self._pieces = list(cut(saving.share(), saving.form))
+            self._cut_by = saving.cut_by
+        return self._pieces
+
+
 class BackgroundSave:
     """One save: batches go through a queue to a thread that writes them.
 
@@ -134,6 +151,7 @@ class BackgroundSave:
         result: AsyncSave,
         then: Callable[[], object] | None,
         keep: Callable[[KeptSnapshot | None], None],
+        pieces: KeptPieces,
     ) -> None:
         self._saving = saving
         self._group = group
@@ -141,6 +159,7 @@ class BackgroundSave:
         self._result = result
         self._then = then
         self._keep = keep
+        self._pieces = pieces
         self._snapshot: Snapshot | None = None
         self._later: LaterCopies | None = None
         self._queue: queue.SimpleQueue[Sequence[Part] | Batch | BaseException | None] = queue.SimpleQueue()
@@ -166,7 +185,9 @@ class BackgroundSave:
         staging = time.perf_counter()
         try:
             self._thread.start()
-            self._snapshot = snapshot = Snapshot(self._saving, self._arena, copier, kept)
+            self._snapshot = snapshot = Snapshot(
+                self._saving, self._arena, copier, kept, self._pieces.of(self._saving)
+            )
             if not snapshot.fits:
                 self._begun.set()
             at_once, later = self._parted(snapshot)

@@ -204,6 +204,18 @@ class Saving:
         found.sort(key=attrgetter("name"))
         return found
 
+    @property
+    def cut_by(self) -> tuple[object, ...]:
+        """What `share` and `form` follow from, but for the group; it has no tensors."""
+        options = self._options
+        return (
+            self._whole.atoms,
+            self._whole.sources,
+            [*self.local.arrays],
+            options.storage,
+            options.chunk_bytes,
+        )
+
     def form(self, name: SlotName) -> tuple[ChunkGrid, DType]:
         """Return how a slot is cut, and its data type."""
         slot = self._whole.atoms[name[0]].slots[name[1]]

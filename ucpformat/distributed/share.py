@@ -41,13 +41,16 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.description import Source
     from ucpformat.distributed.local_state import SlotName
+    from ucpformat.model.dtype import DType
 
 __all__ = [
     "Assigned",
     "Part",
     "Portion",
+    "SlotPiece",
     "SlotToShare",
     "assignments",
+    "cut",
     "flat_memory",
     "held_by_all",
     "is_whole",
@@ -187,6 +190,30 @@ def live_batches(
             yield batch
             batch, pending = [], 0
     yield batch
+
+
+SlotPiece = tuple["SlotName", Piece, "DType"]
+"""A part of a slot that is written, and the data type of the slot."""
+
+
+def cut(
+    share: Iterable[Portion], form: Callable[[SlotName], tuple[ChunkGrid, DType]]
+) -> Iterator[SlotPiece]:
+    """Yield what is written, slot by slot, in parts that are not larger than a chunk; ``form`` is that of a slot."""
+    by_slot: dict[SlotName, list[Piece]] = {}
+    for portion in share:
+        by_slot.setdefault(portion.name, []).append(portion.piece)
+    for name, pieces in by_slot.items():
+        grid, kind = form(name)
+        for piece in pieces:
+            chunks = list(grid.chunks_for(piece.box))
+            if len(chunks) == 1:
+                yield name, piece, kind
+                continue
+            for chunk in chunks:
+                part = piece.clip(grid.box_at(chunk))
+                if part is not None:
+                    yield name, part, kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from ucpformat.distributed.arena import Arena, extent
-from ucpformat.distributed.share import Part, flat_memory, seen_part
+from ucpformat.distributed.share import Part, cut, flat_memory, seen_part
 from ucpformat.storage.increments.changes import ComparedRows
 
 if TYPE_CHECKING:
@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.local_state import LocalState, SlotName
     from ucpformat.distributed.save import Saving
+    from ucpformat.distributed.share import SlotPiece
     from ucpformat.geometry import Box, Piece
     from ucpformat.model.dtype import DType
 
-__all__ = ["Batch", "Copied", "Copier", "Copy", "HostCopier", "KeptSnapshot", "Snapshot", "double_buffered"]
+__all__ = [
+    "Batch",
+    "Copied",
+    "Copier",
+    "Copy",
+    "HostCopier",
+    "KeptSnapshot",
+    "Snapshot",
+    "double_buffered",
+]
 
 _BATCH_BYTES: Final = 1 << 26
 _BATCHES_OF_A_RING: Final = 4
@@ -222,16 +232,22 @@ class Snapshot:
     """What `Saving.share` says, cut at chunks into pieces, which have numbers; `batches` copies them.
 
     Where the arena has room for all, each piece has the same place as in another snapshot of the same state. Where it
-    has the base, as ``kept`` says, what is copied is compared with that, and `Saving` told.
+    has the base, as ``kept`` says, what is copied is compared with that, and `Saving` told. ``pieces`` are those of
+    `cut`, where they are known.
     """
 
     def __init__(
-        self, saving: Saving, arena: Arena, copier: Copier, kept: KeptSnapshot | None = None
+        self,
+        saving: Saving,
+        arena: Arena,
+        copier: Copier,
+        kept: KeptSnapshot | None = None,
+        pieces: Sequence[SlotPiece] | None = None,
     ) -> None:
         self._local = saving.local
         self._arena = arena
         self._copier = copier
-        self._pieces = list(_cut(saving))
+        self._pieces = list(cut(saving.share(), saving.form)) if pieces is None else pieces
         if not copier.begin(saving.local):
             arena.close()
         self.sizes = [piece.box.size * kind.item_bytes for _, piece, kind in self._pieces]
@@ -327,7 +343,7 @@ def double_buffered(saving: Saving, copier: Copier) -> Iterator[list[Part]]:
     local = saving.local
     copier.begin(local)
     buffers = cycle([Arena(allocate=copier.allocate), Arena(allocate=copier.allocate)])
-    pieces = deque(_cut(saving))
+    pieces = deque(cut(saving.share(), saving.form))
     before: Batch | None = None
     while pieces:
         batch = _next_batch(pieces, local, copier, next(buffers))
@@ -340,9 +356,7 @@ def double_buffered(saving: Saving, copier: Copier) -> Iterator[list[Part]]:
         yield before.parts
 
 
-def _next_batch(
-    pieces: deque[tuple[SlotName, Piece, DType]], local: LocalState, copier: Copier, buffer: Arena
-) -> Batch:
+def _next_batch(pieces: deque[SlotPiece], local: LocalState, copier: Copier, buffer: Arena) -> Batch:
     """Take the first pieces, as many as come to 64 MiB, and begin to copy those that lie on a device."""
     name, piece, kind = pieces[0]
     buffer.prepare(max(_BATCH_BYTES, extent([piece.box.size * kind.item_bytes])))
@@ -367,21 +381,3 @@ def _next_batch(
         pending += nbytes
         pieces.popleft()
     return Batch(parts, copier.copy(local, copies, buffer.memory))
-
-
-def _cut(saving: Saving) -> Iterator[tuple[SlotName, Piece, DType]]:
-    """Yield the parts that this rank has to write, slot by slot, none larger than a chunk."""
-    by_slot: dict[SlotName, list[Piece]] = {}
-    for portion in saving.share():
-        by_slot.setdefault(portion.name, []).append(portion.piece)
-    for name, pieces in by_slot.items():
-        grid, kind = saving.form(name)
-        for piece in pieces:
-            chunks = list(grid.chunks_for(piece.box))
-            if len(chunks) == 1:
-                yield name, piece, kind
-                continue
-            for chunk in chunks:
-                part = piece.clip(grid.box_at(chunk))
-                if part is not None:
-                    yield name, part, kind

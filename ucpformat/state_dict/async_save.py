@@ -15,8 +15,7 @@ from ucpformat.distributed.snapshot import HostCopier
 from ucpformat.errors import error
 from ucpformat.state_dict.changed_rows import without_base
 from ucpformat.state_dict.fences import fences_of
-from ucpformat.state_dict.state import live_state
-from ucpformat.state_dict.state_form import KeptForm
+from ucpformat.state_dict.state import KeptForm, live_state
 from ucpformat.state_dict.stateful import state_to_save
 from ucpformat.state_dict.torch_group import TorchGroup, group_of, own_group
 from ucpformat.writer import DEFAULT_CHUNK_BYTES

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from ucpformat.errors import error
 from ucpformat.state_dict.stateful import as_state
 from ucpformat.state_dict.tensors.local_tensors import same_memory
@@ -153,10 +155,9 @@ class TrainingFences:
         found: dict[SlotName, frozenset[int]] = {}
         for name, one in held.items():
             memory = same_memory(one.local)
-            owners = tensors.get(memory)
+            owners = tensors.get(memory, [])
             if owners and all(self._guard(name, [tensor, one.local], number) for number, tensor in owners):
-                found[name] = frozenset(number for number, _ in owners)
-                self._by_memory[memory] = found[name]
+                found[name] = self._by_memory[memory] = frozenset([number for number, _ in owners])
         unused = {*self._numbers.values()} - empty - frozenset[int]().union(*found.values())
         if unused:
             kind = type(self._mutators[min(unused)]).__name__
@@ -168,13 +169,10 @@ class TrainingFences:
 
     def _guard(self, name: SlotName, tensors: list[Any], number: int) -> bool:
         """Note versions of a slot's tensors; whether there are any: numpy and inference mode count none."""
-        torch: Any = sys.modules.get("torch")
-        if torch is None or not all(
-            isinstance(one, torch.Tensor) and not one.is_inference() for one in tensors
-        ):
-            return False
-        guards = self._guards.setdefault(number, [])
-        guards.extend((name, one, one._version) for one in tensors)
+        for one in tensors:
+            if isinstance(one, np.ndarray) or one.is_inference():
+                return False
+        self._guards.setdefault(number, []).extend([(name, one, one._version) for one in tensors])
         return True
 
     def arm(self, wait: Callable[[int], None]) -> None:

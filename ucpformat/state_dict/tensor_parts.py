@@ -46,19 +46,15 @@ _TYPE: Final = "torch.tensor_subclass"
 class LiveTensor:
     """A plain tensor or DTensor of a state, at ``path``.
 
-    ``whole`` is the path of the leaf: another where this is a part of it. ``held`` is the layout of a part that its
-    whole tells.
+    ``whole`` is the path of the leaf: another where this is a part of it; ``part`` is what comes behind the name of
+    that, with its dot. ``held`` is the layout of a part that its whole tells.
     """
 
     path: StatePath
     tensor: Any
     whole: StatePath
+    part: str = ""
     held: TensorLayout | None = None
-
-    @property
-    def part(self) -> str:
-        """What comes behind the name of the whole, with its dot; empty for the whole itself."""
-        return "".join(f".{step}" for step in self.path[len(self.whole) :])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +107,9 @@ def _apart(
         if is_composite(inner):
             parts[name] = _apart((*path, name), inner, whole, inner, found)
         else:
-            found.append(LiveTensor((*path, name), inner.detach(), whole))
+            own = (*path, name)
+            part = "".join(f".{step}" for step in own[len(whole) :])
+            found.append(LiveTensor(own, inner.detach(), whole, part))
     return {
         "type": _type_name(type(tensor)),
         "parts": parts,
@@ -137,7 +135,7 @@ def _as_held(
     from ucpformat.state_dict.tensors.torch_layouts import layout_of
 
     held = TensorLayout(layout_of(whole), tuple(map(int, whole.shape)))
-    return LiveTensor(part.path, part.tensor, part.whole, held)
+    return dataclasses.replace(part, held=held)
 
 
 def _type_name(kind: type) -> str:
