@@ -196,9 +196,7 @@ SlotPiece = tuple["SlotName", Piece, "DType"]
 """A part of a slot that is written, and the data type of the slot."""
 
 
-def cut(
-    share: Iterable[Portion], form: Callable[[SlotName], tuple[ChunkGrid, DType]]
-) -> Iterator[SlotPiece]:
+def cut(share: Iterable[Portion], form: Callable[[SlotName], tuple[ChunkGrid, DType]]) -> Iterator[SlotPiece]:
     """Yield what is written, slot by slot, in parts that are not larger than a chunk; ``form`` is that of a slot."""
     by_slot: dict[SlotName, list[Piece]] = {}
     for portion in share:
