@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Cadence", "Reason", "SaveTimes", "decide"]
 
-Reason = Literal["overhead", "write", "failures", "step"]
+Reason = Literal["overhead", "write", "failures", "log", "step"]
 
 _WORDS: Final[Mapping[Reason, str]] = {
     "overhead": "checkpoints may take {share:.3g} % of the time",
     "write": "one is written at a time",
     "failures": "a failure comes every {mtbf:.3g} s",
+    "log": "the log has the size of a checkpoint by then, or is as long as it may be",
     "step": "every step is cheap enough",
 }
 
@@ -62,7 +63,7 @@ class Cadence:
     Attributes:
         every: steps between checkpoints.
         reason: what is the cause that it is not less: the bound on the ``"overhead"``, the ``"write"`` of one
-            checkpoint at a time, the optimum for ``"failures"``; or ``"step"``, where it is 1.
+            checkpoint at a time, the optimum for ``"failures"``, the size of a ``"log"``; or ``"step"``, where it is 1.
         times: what was measured.
         max_overhead: share of the time that checkpoints may take.
         mtbf: mean seconds between failures, if they are known.
@@ -86,7 +87,7 @@ class Cadence:
         often = f"every {self.every} steps" if self.every > 1 else "every step"
         why = _WORDS[self.reason].format(share=100 * self.max_overhead, mtbf=self.mtbf or 0)
         if self.replay is not None:
-            why += f", and a log is replayed in {self.replay:.3g} of the time of training"
+            why += f", and the log is replayed in {self.replay:.3g} of the time of training"
         return (
             f"{often}: a step takes {times.step:.3g} s and a checkpoint {times.cost:.3g} s of training,"
             f" {times.write:.3g} s until it is durable; {why}"
@@ -133,19 +134,27 @@ class Cadence:
 
 
 def decide(
-    times: SaveTimes, *, max_overhead: float, mtbf: float | None = None, replay: float | None = None
+    times: SaveTimes,
+    *,
+    max_overhead: float,
+    mtbf: float | None = None,
+    replay: float | None = None,
+    log_steps: int | None = None,
 ) -> Cadence:
     """Return how often to save: no more often than the overhead allows, and than failures make worth while.
 
     A checkpoint begins when the one before it is durable. Its cost, against ``every`` steps, is at most
     ``max_overhead``. With ``mtbf`` it is no more often than `daly` says; without, as often as the two bounds allow, as
-    CheckFreq does. Where an update log has the steps between, it is `exact_replay` in place of `daly`.
+    CheckFreq does. Where an update log has the steps between, it is `exact_replay` in place of `daly`; and without
+    ``mtbf`` no more often than after ``log_steps``, since nothing is gained but a shorter replay.
 
     Args:
         times: measured seconds.
         max_overhead: share of the time that checkpoints may take, as 0.03.
         mtbf: mean seconds between failures of the whole job, if they are known.
         replay: seconds of replay for a second of training, where an update log has the steps.
+        log_steps: steps whose replay is worth another checkpoint, where failures are not known: such as those with
+            which the log has grown to the size of one.
 
     Raises:
         UcpError: ``UCP-E-LIMIT`` for a number that is out of range.
@@ -167,6 +176,8 @@ def decide(
         if replay is not None:
             seconds = exact_replay(times.cost, times.cost, mtbf, replay).full
         candidates.append((round(seconds / times.step), "failures"))
+    if mtbf is None and log_steps is not None:
+        candidates.append((log_steps, "log"))
     every, reason = max(candidates, key=lambda one: one[0])
     return Cadence(every, reason, times, max_overhead, mtbf, replay)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from ucpformat.cadence import Cadence
 from ucpformat.errors import UcpError
+from ucpformat.manager.pace import CADENCE
+from ucpformat.reader import open_checkpoint
 from ucpformat.replay.plan import log_url, oldest_usable
 from ucpformat.text import human_bytes
 from ucpformat.update_log.durability import require_on_branch
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.pruning import Pruned
     from ucpformat.update_log.reading import Stretch
 
-__all__ = ["LogOfRun", "PrunedLog", "pruned"]
+__all__ = ["LogOfRun", "PrunedLog", "newest_cadence", "pruned"]
 
 
 class PrunedLog(NamedTuple):
@@ -122,6 +126,16 @@ def pruned(run: RunDirectory, kept: Collection[int], *, debris_age: float, dry: 
         return PrunedLog(found, oldest, len(debris))
     finally:
         place.close()
+
+
+def newest_cadence(run: RunDirectory) -> Cadence | None:
+    """Return how often full checkpoints were saved, and why, as the newest one that can be read and says so has it."""
+    for step in reversed(run.steps()):
+        with suppress(UcpError), open_checkpoint(run.path(step)) as checkpoint:
+            found = Cadence.from_json(checkpoint.root.envelope.annotations.get(CADENCE))
+            if found is not None:
+                return found
+    return None
 
 
 def _batches(count: int) -> str:

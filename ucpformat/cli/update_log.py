@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ucpformat.cli.log_of_run import newest_cadence
 from ucpformat.cli.recover import brief_recovery, recovery_json
 from ucpformat.cli.report import format_option, table
 from ucpformat.cli.survey import lines_of_problems
 from ucpformat.errors import naming
+from ucpformat.manager.run_directory import open_run
 from ucpformat.replay.plan import log_url, plan_or_problem
 from ucpformat.storage.stores.urls import name_of
 from ucpformat.text import human_bytes, printable
@@ -38,6 +40,7 @@ _RIGHT = frozenset({"epoch", "from", "to", "ranks", "batches", "bytes", "a step"
 def log(context: click.Context, run: str, output: str) -> None:
     """Say what the update log of RUN has, what is wrong with it, and where a recovery ends; RUN may be the log itself.
 
+    How often full checkpoints are saved is shown where the run has decided it by what it measured.
     `ucp recover --dry-run` says more of a recovery. Every byte of the log that counts is looked at. The exit code is 1
     if anything is wrong with it; what a crash has cut off at its end is a warning.
     """
@@ -46,8 +49,9 @@ def log(context: click.Context, run: str, output: str) -> None:
         found = list(overview(stored))
         identity = stored.document.id
         problems = [*problems_of(stored)]
-        plan = None
+        plan = cadence = None
         if not is_log:
+            cadence = newest_cadence(open_run(run))
             plan, refusal = plan_or_problem(run, stored)
             problems += refusal
     if output == "json":
@@ -55,12 +59,14 @@ def log(context: click.Context, run: str, output: str) -> None:
             "id": identity,
             "epochs": [one.to_json() for one in found],
             "problems": [problem.to_json() for problem in problems],
+            "cadence": None if cadence is None else cadence.to_json(),
             "recovery": None if plan is None else recovery_json(plan),
         }
         click.echo(json.dumps(report, indent=2))
     else:
+        often = [] if cadence is None else [f"full checkpoints {cadence}"]
         recovery = [] if plan is None else [brief_recovery(plan)]
-        for line in (*_epochs(identity, found), *lines_of_problems(problems), *recovery):
+        for line in (*_epochs(identity, found), *often, *lines_of_problems(problems), *recovery):
             click.echo(printable(line))
     if any(problem.severity == "error" for problem in problems):
         context.exit(1)

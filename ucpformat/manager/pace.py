@@ -5,29 +5,42 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from ucpformat.cadence.decision import Cadence, SaveTimes, decide, require_shares
+from ucpformat.cadence import decision
+from ucpformat.cadence.decision import Cadence, SaveTimes, require_shares
 from ucpformat.distributed.group import decided
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ucpformat.distributed.background_save import AsyncSave
     from ucpformat.distributed.group import Group
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["CADENCE", "Pace", "SaveTimer"]
+__all__ = ["CADENCE", "MAX_OVERHEAD", "Pace", "SaveTimer"]
 
 CADENCE: Final = "org.ucpformat.cadence"
 """Annotation of a root document: how often its run saved then, and why (`Cadence.to_json`)."""
-_MAX_OVERHEAD: Final = 0.03
+MAX_OVERHEAD: Final = 0.03
+"""The share of the time that checkpoints may take, unless it is given."""
 _WARM_UP_STEPS: Final = 4
 """So many steps are measured before the first save: the first ones are often slow."""
 _STEPS_KEPT: Final = 64
 _SAVES_KEPT: Final = 5
+
+
+class Save(Protocol):
+    """A save that was begun, such as an `AsyncSave`."""
+
+    def done(self) -> bool:
+        """Return whether it has ended; by then `Pace.committed` was called, unless it has failed."""
+        ...
+
+
+SaveT = TypeVar("SaveT", bound=Save)
 
 
 class SaveTimer:
@@ -102,6 +115,8 @@ class SaveTimer:
 class Pace:
     """Says at which steps all ranks of a run save.
 
+    ``decide`` says what times mean for a run, where `cadence.decide` alone does not know enough of it.
+
     Raises:
         UcpError: ``UCP-E-LIMIT`` for numbers out of range; ``UCP-E-MISMATCH`` for an option without effect.
     """
@@ -113,6 +128,7 @@ class Pace:
         mtbf: float | None,
         *,
         timer: SaveTimer | None = None,
+        decide: Callable[[SaveTimes], Cadence] | None = None,
     ) -> None:
         if every not in ("auto", None) and not (type(every) is int and every > 0):
             raise error(
@@ -124,15 +140,15 @@ class Pace:
                     f'{name}= is about checkpoints as often as measured times say: give every="auto" as well'
                 )
                 raise error("UCP-E-MISMATCH", message, at=name)
-        self._max_overhead = _MAX_OVERHEAD if max_overhead is None else max_overhead
-        require_shares(self._max_overhead, mtbf)
+        share = MAX_OVERHEAD if max_overhead is None else max_overhead
+        require_shares(share, mtbf)
         self._every = every
-        self._mtbf = mtbf
+        self._decide = decide or partial(decision.decide, max_overhead=share, mtbf=mtbf)
         self._timer = timer or SaveTimer()
         self._ask_at: int | None = None
         self._saved_at: int | None = None
         self._answer: tuple[int | None, bool] = (None, False)
-        self._save: AsyncSave | None = None
+        self._save: Save | None = None
         self.cadence: Cadence | None = None
 
     def is_due(self, step: int, group: Group) -> bool:
@@ -160,29 +176,30 @@ class Pace:
 
     def _look(self, step: int) -> tuple[bool, int, JsonValue]:
         """Return whether a save is due, the step to ask at again, and the decision, as the first rank sees it."""
+        is_under_way = self._is_under_way()  # before times are looked at: it may end between
         times = self._timer.times()
-        found = None if times is None else decide(times, max_overhead=self._max_overhead, mtbf=self._mtbf)
-        decision = None if found is None else found.to_json()
+        found = None if times is None else self._decide(times)
+        told = None if found is None else found.to_json()
         saved_at = self._saved_at
-        if saved_at is not None and self._is_under_way():
+        if saved_at is not None and is_under_way:
             # When it is due at the earliest; of a first one, of which nothing is known, ever more seldom.
             due = 2 * step - saved_at if found is None else saved_at + found.every
-            return False, max(step + 1, due), decision
+            return False, max(step + 1, due), told
         if found is None or saved_at is None:
-            return (True, step + 1, decision) if self._timer.is_warm else (False, step + 1, decision)
+            return (True, step + 1, told) if self._timer.is_warm else (False, step + 1, told)
         due = saved_at + found.every
-        return (True, step + 1, decision) if step >= due else (False, due, decision)
+        return (True, step + 1, told) if step >= due else (False, due, told)
 
-    def timed(self, step: int, save: Callable[[], AsyncSave]) -> AsyncSave:
+    def timed(self, step: int, save: Callable[[], SaveT]) -> SaveT:
         """Save a step, and measure what training stops for it; `committed` comes from within, or later."""
         self._saved_at, self._ask_at = step, step + 1
         self._timer.begin_save()
         self._save = None
         try:
-            self._save = save()
+            self._save = found = save()
         finally:
             self._timer.end_save(is_under_way=self._is_under_way())
-        return self._save
+        return found
 
     def _is_under_way(self) -> bool:
         return self._save is not None and not self._save.done()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ucpformat.model.dtype import dtype
 from ucpformat.replay.plan import STATELESS
+from ucpformat.replay.state_sums import slots_of
 from ucpformat.replay.tracked import RESIDUALS
 from ucpformat.state_dict.per_rank import PerRank
 
@@ -16,7 +19,16 @@ if TYPE_CHECKING:
 
     from ucpformat.replay.tracked import TrackedState
 
-__all__ = ["checkpoint_content"]
+__all__ = ["checkpoint_bytes", "checkpoint_content"]
+
+
+def checkpoint_bytes(optimizer: Optimizer, tracked: TrackedState) -> int:
+    """Return the bytes of the tensors of a checkpoint, whatever rank holds them."""
+    return sum(
+        prod(one.shape) * dtype(one.dtype).item_bytes
+        for one in tracked.tensors
+        for _ in slots_of(one, optimizer)
+    )
 
 
 def checkpoint_content(

@@ -48,10 +48,13 @@ def require_same_groups(optimizer: Optimizer, epoch: Epoch, at: str) -> None:
         raise error("UCP-E-MISMATCH", message, at=at)
 
 
-def gradient_bytes(epoch: Epoch) -> int:
-    """Return the bytes of the gradients of all ranks together."""
+def gradient_bytes(epoch: Epoch, rank: int | None = None) -> int:
+    """Return the bytes of the gradients of all ranks together, or of those that one of them logs."""
+    tensors = [epoch.tensors[piece.tensor] for piece in epoch.pieces]
     return sum(
-        prod(one.shape) * dtype(one.dtype).item_bytes for one in epoch.tensors if one.role == "gradient"
+        prod(piece.shape) * dtype(tensor.dtype).item_bytes
+        for piece, tensor in zip(epoch.pieces, tensors, strict=True)
+        if tensor.role == "gradient" and rank in (None, piece.rank)
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ucpformat.replay.capture import Owned
     from ucpformat.replay.tracked import Tracked, TrackedState
 
-__all__ = ["state_sums"]
+__all__ = ["slots_of", "state_sums"]
 
 _MODULUS = 1 << 64
 

@@ -17,9 +17,9 @@ from ucpformat.replay.beginning import begin_epoch, goes_on
 from ucpformat.replay.begun_options import begun_options
 from ucpformat.replay.capture import Capture
 from ucpformat.replay.compressors import residuals_of
-from ucpformat.replay.content import checkpoint_content
+from ucpformat.replay.content import checkpoint_bytes, checkpoint_content
 from ucpformat.replay.exactness import require_replayable
-from ucpformat.replay.full_pace import FullPace
+from ucpformat.replay.full_pace import FullPace, LogGrowth
 from ucpformat.replay.log_options import (
     gradient_bytes,
     require_of_replica,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
+    from ucpformat.cadence import Cadence
     from ucpformat.jsonio import JsonValue
     from ucpformat.replay.compressors import GradientCompressor
     from ucpformat.replay.recovering import Recovery
@@ -63,9 +64,10 @@ class UpdateLog:
     ``run`` is a directory of checkpoints, or any URL that takes a save. Every rank of ``group`` makes the log and calls
     `step` in place of ``optimizer.step()``; ranks share the logging of what several of them hold. Steps are written in
     the background: ``batch`` of them together, or as many as make a quarter of a MiB. A full checkpoint of ``model``
-    and ``optimizer`` is saved first, and every ``full_every`` steps, in the background; with ``"auto"`` when the
-    log has grown to the size of one, or where failures come every ``mtbf`` seconds, as often as `cadence.exact_replay`
-    says of measured times (``ucp ls`` shows it). The ``keep_full`` newest stay, and the steps since the oldest of them.
+    and ``optimizer`` is saved first, and every ``full_every`` steps, in the background; with ``"auto"`` at no more than
+    3 % of the time, when the log has grown to the size of one, or where failures come every ``mtbf`` seconds, as often
+    as `cadence.exact_replay` says of measured times (`cadence`, ``ucp ls`` and ``ucp log`` show what was decided). The
+    ``keep_full`` newest stay, and the steps since the oldest of them.
 
     ``state`` has objects with a ``state_dict()``, such as a schedule, a scaler or a sampler, whose state dicts are kept
     with every batch; ``rng`` says whether torch's generator on the CPU is. Both are kept as they are when `step`
@@ -174,7 +176,13 @@ class UpdateLog:
         )
         whole = gradient_bytes(self._epoch)
         self._batch = steps_of_batch(batch, whole)
-        self._pace.begin(self._step, whole)
+        growth = LogGrowth(
+            self._step,
+            gradient_bytes(self._epoch, self._rank) / max(1, whole),
+            partial(checkpoint_bytes, optimizer, self._tracked),
+            lambda: self._written_bytes,
+        )
+        self._pace.begin(self._step, growth)
         self._steps: list[StepDraft] = []
         self._first_step = self._step
         self._options: tuple[Mapping[str, JsonValue], ...] | None = None
@@ -241,6 +249,17 @@ class UpdateLog:
         0
         """
         return self._writer.durable_step
+
+    @property
+    def cadence(self) -> Cadence | None:
+        """How often full checkpoints are saved, and why; None where ``full_every`` says it, or too little was measured.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with ucp.UpdateLog("run", model, torch.optim.SGD(model.parameters())) as log:
+        ...     log.cadence is None
+        True
+        """
+        return self._pace.cadence
 
     def step(self, scaler: Any = None) -> None:
         """Have the optimizer make its step, and log it; with a ``GradScaler`` through that, which may skip it.
@@ -319,7 +338,7 @@ class UpdateLog:
         self._steps, self._first_step = [], last
 
     def _is_full_due(self) -> bool:
-        return self._pace.is_due(self._step, self._written_bytes)
+        return self._pace.is_due(self._step)
 
     @property
     def _written_bytes(self) -> int:
@@ -347,14 +366,14 @@ class UpdateLog:
             return
         # A process that is fenced learns of it here, and a checkpoint is never ahead of the log.
         self._writer.drain()
-        self._save_checkpoint(LogPosition(self._epoch.log, self._epoch.epoch), self._written_bytes)
+        self._save_checkpoint(LogPosition(self._epoch.log, self._epoch.epoch))
         decided(self._group, self._prune)
 
-    def _save_checkpoint(self, position: LogPosition, written: int = 0) -> None:
+    def _save_checkpoint(self, position: LogPosition) -> None:
         content = checkpoint_content(self._model, self._optimizer, self._tracked, self._values_now())
         cadence = self._pace.cadence
         save = partial(self._manager.save, self._step, content, log=position, cadence=cadence, replace=True)
-        self._pace.saved(self._step, written, save)
+        self._pace.saved(self._step, save)
 
     def _prune(self) -> bytes:
         """Remove batches that end before the oldest checkpoint, and those of branches that were given up."""
