@@ -6,6 +6,7 @@ import {Checkpoint} from './checkpoint.mjs';
 import {readBox} from './read.mjs';
 
 export {UcpError} from './errors.mjs';
+export {PatternResolver, parsePatterns} from './patterns.mjs';
 export {lower} from './pieces.mjs';
 export {replay} from './log-replay.mjs';
 export {UpdateLog, isLog, validateLog} from './update-log.mjs';

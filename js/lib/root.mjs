@@ -75,6 +75,31 @@ export function checkNegotiation(document, known, problems, key = ROOT_KEY) {
   }
 }
 
+/**
+ * Refuses a document that stands alone, by its envelope, its kind and its schema (UCP-R-022): none of them needs a feature.
+ * @param {Map<string, any>} document
+ * @param {string} kind and name of its schema
+ * @param {string} key of the document
+ */
+export function checkStandalone(document, kind, key) {
+  const problems = new Problems();
+  checkSchema('envelope', document, key, problems, 'UCP-E-FORMAT');
+  problems.raise();
+  if (document.get('format_version') !== FORMAT_VERSION) {
+    throw new UcpError('UCP-E-VERSION', place(key, '/format_version'), 'another version');
+  }
+  checkNegotiation(document, new Set(), problems, key);
+  problems.raise();
+  checkSchema(kind, document, key, problems);
+  problems.raise();
+  for (const name of ['read_features', 'write_features']) {
+    if (document.get(name).length > 0) {
+      problems.add('UCP-E-FEATURE-SET', place(key, `/${name}`), 'the document needs no feature');
+    }
+  }
+  problems.raise();
+}
+
 /** Reports what is wrong with a key (UCP-R-010, UCP-D-010, UCP-D-011, UCP-D-013, UCP-D-014). */
 export function checkKey(key, prefix, at, problems) {
   if (!isKey(key)) problems.add('UCP-E-KEY', at, `${JSON.stringify(key).slice(0, 300)} is no safe key`);

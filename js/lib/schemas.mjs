@@ -524,6 +524,96 @@ export default {
     }
   }
 },
+  'patterns.schema.json':
+{
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "$id": "https://ucpformat.org/schema/draft/patterns.schema.json",
+  "title": "Pattern document",
+  "description": "Ordered rules from names to layouts (SPEC-PATTERNS). Globs and expressions are UCP-E-PATTERN's business.",
+  "type": "object",
+  "allOf": [{"$ref": "envelope.schema.json"}],
+  "required": ["kind", "meshes", "rules"],
+  "properties": {
+    "format": true,
+    "format_version": {"const": 0},
+    "read_features": true,
+    "write_features": true,
+    "extensions": {"$ref": "defs.schema.json#/$defs/extensions"},
+    "annotations": true,
+    "kind": {"const": "patterns"},
+    "description": {"type": "string"},
+    "parameters": {"type": "array", "items": {"$ref": "#/$defs/parameter"}},
+    "meshes": {"type": "array", "items": {"$ref": "#/$defs/mesh"}},
+    "rules": {"type": "array", "items": {"$ref": "#/$defs/rule"}}
+  },
+  "additionalProperties": false,
+  "$defs": {
+    "parameter": {
+      "description": "A named integer, or array of integers, that the user of the document gives.",
+      "type": "object",
+      "required": ["name"],
+      "properties": {
+        "name": {"type": "string"},
+        "type": {"enum": ["integer", "integers"]},
+        "default": {"$ref": "#/$defs/template"},
+        "description": {"type": "string"}
+      },
+      "additionalProperties": false
+    },
+    "rule": {
+      "type": "object",
+      "required": ["match", "layout"],
+      "properties": {
+        "match": {"$ref": "#/$defs/globs"},
+        "slots": {"$ref": "#/$defs/globs"},
+        "layout": {"$ref": "#/$defs/layout"},
+        "description": {"type": "string"}
+      },
+      "additionalProperties": false
+    },
+    "globs": {"type": ["string", "array"], "minItems": 1, "items": {"type": "string"}},
+    "layout": {
+      "type": ["object", "null"],
+      "required": ["mesh", "steps"],
+      "properties": {
+        "mesh": {"$ref": "defs.schema.json#/$defs/count"},
+        "steps": {"type": "array", "items": {"$ref": "#/$defs/step"}}
+      },
+      "additionalProperties": false
+    },
+    "step": {
+      "description": "A step of a layout once its expressions have their values.",
+      "type": "object",
+      "required": ["kind"],
+      "properties": {"kind": {"type": "string"}},
+      "allOf": [{"$ref": "#/$defs/template"}]
+    },
+    "mesh": {
+      "description": "A mesh once its expressions have their values.",
+      "type": "object",
+      "required": ["axes"],
+      "allOf": [{"$ref": "#/$defs/template"}]
+    },
+    "template": {
+      "description": "JSON in which a string that begins with = is an expression, and an object with each an array.",
+      "type": ["integer", "string", "array", "object", "null"],
+      "items": {"$ref": "#/$defs/template"},
+      "if": {"type": "object", "required": ["each"]},
+      "then": {"$ref": "#/$defs/each"},
+      "else": {"additionalProperties": {"$ref": "#/$defs/template"}}
+    },
+    "each": {
+      "type": "object",
+      "required": ["each", "below", "item"],
+      "properties": {
+        "each": {"type": "string"},
+        "below": {"$ref": "#/$defs/template"},
+        "item": {"$ref": "#/$defs/template"}
+      },
+      "additionalProperties": false
+    }
+  }
+},
   'root.schema.json':
 {
   "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -9,7 +9,7 @@ import {
 } from './dom.mjs';
 import {checkpointsAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
-import {planForm, planView} from './plan.mjs';
+import {patternsForm, planForm, planView} from './plan.mjs';
 import {runView} from './run.mjs';
 import {showTensor} from './tensor.mjs';
 import {
@@ -49,6 +49,8 @@ class Page {
   plan = null;
   /** What the update log of the run has, or null. */
   log = null;
+  /** @type {Record<string, object>} ready-made pattern documents, by name */
+  patterns = {};
 
   /** @param {() => Worker} makeWorker */
   constructor(makeWorker, choices) {
@@ -359,7 +361,9 @@ class Page {
     const {meshes} = this.root;
     $('plan').replaceChildren(...(this.plan ? [planView(this.plan)] : []),
       ...(meshes.length > 0 ? [planForm(meshes, (sizes) => this.client.ask('wholePlan', {side: 'a', sizes}),
-        this.sides && (() => this.client.ask('planTo', {side: 'a', other: 'b'})))] : []));
+        this.sides && (() => this.client.ask('planTo', {side: 'a', other: 'b'}))),
+      patternsForm(this.patterns, (patterns) => this.client.ask('patternParameters', {side: 'a', patterns}),
+        (question) => this.client.ask('patternPlan', {side: 'a', ...question}))] : []));
   }
 
   /** @param {object[]} path modules from the top to the one that is shown */
@@ -459,18 +463,24 @@ function askedUrl(text) {
   return url.href;
 }
 
+/** What came with the page, in it or beside it. */
+async function carriedConfiguration() {
+  const carried = $('configuration');
+  return carried ? JSON.parse(carried.textContent) : (await fetch('configuration.json')).json();
+}
+
 /** What the page is to show: from itself, from the server beside it, or from its address. */
 async function configuration() {
   const asked = new URLSearchParams(location.search).getAll('checkpoint');
   if (asked.length > 0) {
     const checkpoints = asked.map((url) => ({label: url, source: {url: askedUrl(url)}}));
-    return {checkpoints, compared: asked.length > 1 ? 1 : null, plan: null, log: null};
+    const beside = await carriedConfiguration().catch(() => ({patterns: {}}));
+    return {checkpoints, compared: asked.length > 1 ? 1 : null, plan: null, log: null, patterns: beside.patterns ?? {}};
   }
-  const carried = $('configuration');
-  const found = carried ? JSON.parse(carried.textContent) : await (await fetch('configuration.json')).json();
+  const found = await carriedConfiguration();
   const checkpoints = found.checkpoints.map((choice) => (choice.source.url === undefined ? choice
     : {...choice, source: {url: new URL(choice.source.url, location.href).href}}));
-  return {checkpoints, compared: found.compared, plan: found.plan ?? null, log: found.log ?? null};
+  return {checkpoints, compared: found.compared, plan: found.plan ?? null, log: found.log ?? null, patterns: found.patterns ?? {}};
 }
 
 function makeWorker() {
@@ -483,10 +493,13 @@ async function main() {
   const page = new Page(makeWorker, []);
   let refusal = '';
   try {
-    const {checkpoints, compared, plan, log} = await configuration();
+    const {
+      checkpoints, compared, plan, log, patterns,
+    } = await configuration();
     page.choices = checkpoints;
     page.plan = plan;
     page.log = log;
+    page.patterns = patterns;
     page.fillChoices(0, compared);
   } catch (error) {
     refusal = `What to show cannot be read: ${said(error)}`;

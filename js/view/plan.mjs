@@ -100,3 +100,80 @@ export function slotPlanForm(layout, ask) {
   return h('div', {}, h('p', {class: 'quiet'}, 'To this layout: change its sizes or its steps.'), text,
     h('p', {}, h('button', {type: 'button', onclick: run}, 'plan')), body);
 }
+
+/**
+ * Values of parameters as `--set` takes them: an integer, or several with commas.
+ * @param {{name: string, type: string, input: HTMLInputElement}[]} fields
+ * @returns {[name: string, value: number | number[]][]} of those that are filled in
+ */
+function settingsOf(fields) {
+  return fields.filter(({input}) => input.value.trim() !== '').map(({name, type, input}) => {
+    const numbers = input.value.split(',').map((text) => {
+      if (!/^\s*\d+\s*$/.test(text)) throw new Error(`${name} is ${type === 'integer' ? 'an integer' : 'integers with commas between them'}, and not ${input.value}`);
+      return Number(text);
+    });
+    return [name, type === 'integer' && numbers.length === 1 ? numbers[0] : numbers];
+  });
+}
+
+/**
+ * Patterns to choose, to open or to paste, a field for each of their parameters, and the plan to the layouts that they make.
+ * @param {Record<string, object>} ready documents by name
+ * @param {(patterns: string) => Promise<{name: string, type: string, description: string, hasDefault: boolean}[]>} askParameters
+ * @param {(question: {patterns: string, settings: [string, number | number[]][], label: string}) => Promise<Parameters<typeof planView>[0]>} ask
+ */
+export function patternsForm(ready, askParameters, ask) {
+  let label = 'the patterns';
+  /** @type {{name: string, type: string, input: HTMLInputElement}[]} */
+  let fields = [];
+  const text = h('textarea', {rows: 8, spellcheck: 'false', 'aria-label': 'patterns, as JSON'});
+  const parameters = h('div', {'data-patterns': 'parameters'});
+  const {body, run} = answered(async () => ask({patterns: text.value, settings: settingsOf(fields), label}));
+  const submit = h('button', {type: 'submit'}, 'plan');
+  /** Asks which parameters the text has now, and keeps what was filled in. */
+  const read = async () => {
+    const {value} = text;
+    const before = new Map(fields.map(({name, input}) => [name, input.value]));
+    const found = value.trim() === '' ? [] : await askParameters(value).catch((error) => /** @type {Error} */ (error));
+    if (text.value !== value) return; // changed meanwhile
+    body.replaceChildren();
+    if (found instanceof Error) {
+      fields = [];
+      parameters.replaceChildren(h('p', {class: 'error', role: 'alert'}, found.message));
+      return;
+    }
+    fields = found.map(({name, type, hasDefault}) => ({
+      name, type, input: h('input', {
+        type: 'text', size: 8, inputmode: 'numeric', required: !hasDefault, placeholder: hasDefault ? 'default' : '', 'aria-label': `parameter ${name}`,
+      }),
+    }));
+    for (const {name, input} of fields) input.value = before.get(name) ?? '';
+    parameters.replaceChildren(...found.map(({name, description}, i) => h('p', {}, h('label', {}, `${name} `, fields[i].input), ' ', h('span', {class: 'quiet'}, description))));
+  };
+  const fill = (name, content) => {
+    label = name;
+    text.value = content;
+    return read();
+  };
+  const choice = h('select', {
+    'aria-label': 'ready-made patterns', onchange: () => fill(choice.value || 'the patterns', choice.value && JSON.stringify(ready[choice.value], null, 1)),
+  }, h('option', {value: ''}, 'your own'), Object.keys(ready).map((name) => h('option', {value: name}, name)));
+  const file = h('input', {
+    type: 'file', accept: '.json,application/json', 'aria-label': 'open patterns', onchange: async () => {
+      const [chosen] = file.files;
+      if (chosen) await fill(chosen.name, await chosen.text());
+    },
+  });
+  text.addEventListener('input', () => {
+    label = 'the patterns';
+    choice.value = '';
+    read();
+  });
+  return h('form', {
+    'data-plan': 'patterns', onsubmit: (event) => {
+      event.preventDefault();
+      run();
+    },
+  }, h('p', {class: 'quiet'}, 'To the layouts of patterns, as ', h('code', {}, 'ucp plan --to'), ' takes them:'),
+  h('p', {}, choice, ' ', h('label', {class: 'button'}, 'open a file', file)), text, parameters, h('p', {}, submit), body);
+}

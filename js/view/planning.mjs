@@ -8,6 +8,7 @@ import {UcpError} from '../lib/errors.mjs';
 import {Exchange, ranksOf, regionsOf} from '../lib/exchange.mjs';
 import {parse, plain} from '../lib/json.mjs';
 import {checkMesh} from '../lib/mesh.mjs';
+import {PatternResolver, parsePatterns} from '../lib/patterns.mjs';
 import {checkForm, checkLayout} from '../lib/pieces.mjs';
 
 /** @typedef {import('../lib/exchange.mjs').Layout} Layout */
@@ -189,4 +190,43 @@ export function planToOther(checkpoint, other) {
     return leftOut(layout.steps) ?? {number: found.layout, ...layout, place: found.place};
   });
   return {...plan, from: 'the layouts of this checkpoint', to: 'those of the one that it is compared with'};
+}
+
+/**
+ * The parameters of a pattern document, for a form.
+ * @param {string} text of the document
+ */
+export const parametersOf = (text) => parsePatterns(bytesOf(text), 'patterns').parameters
+  .map(({name, type, description, default: made}) => ({
+    name, type, description, hasDefault: made !== null,
+  }));
+
+/**
+ * The plan of all slots to the layouts that patterns have for them.
+ * @param {Checkpoint} checkpoint
+ * @param {string} text of the pattern document
+ * @param {[name: string, value: number | number[]][]} settings
+ * @param {string} label what to call them
+ * @returns {Plan}
+ */
+export function planByPatterns(checkpoint, text, settings, label) {
+  const resolver = new PatternResolver(parsePatterns(bytesOf(text), 'patterns'), new Map(settings));
+  /** @type {Map<import('../lib/patterns.mjs').Layout, number>} */
+  const numbers = new Map();
+  /** @type {Map<Slot, import('../lib/patterns.mjs').Layout | null>} */
+  const targets = new Map();
+  for (const {name, slots} of checkpoint.atoms) {
+    for (const slot of slots) {
+      const layout = resolver.layoutOf(name, slot.name, slot.shape);
+      targets.set(slot, layout);
+      if (layout && !numbers.has(layout)) numbers.set(layout, numbers.size);
+    }
+  }
+  const meshes = [...new Set([...numbers.keys()].map(({mesh}) => mesh))];
+  const plan = planned(checkpoint, ranksOfAll([...checkpoint.root.meshes, ...meshes]), (_, slot) => {
+    const layout = targets.get(slot);
+    if (!layout) return 'the patterns leave it alone';
+    return leftOut(layout.steps) ?? {number: numbers.get(layout) ?? 0, ...layout, place: slot.place};
+  });
+  return {...plan, from: 'the layouts of this checkpoint', to: [label, ...settings.map(([name, value]) => `${name}=${value}`)].join(' ')};
 }

@@ -14,7 +14,9 @@ import {UcpError} from '../lib/errors.mjs';
 import {plain, stringify} from '../lib/json.mjs';
 import {readBox, readerOf} from '../lib/read.mjs';
 import {validate} from '../lib/validate.mjs';
-import {planOfAll, planOfSlot, planToOther} from './planning.mjs';
+import {
+  parametersOf, planByPatterns, planOfAll, planOfSlot, planToOther,
+} from './planning.mjs';
 import {Summary} from './summary.mjs';
 import {inWords} from './words.mjs';
 
@@ -356,6 +358,16 @@ export class Session {
    */
   planTo(_, other) {
     return planToOther(this.checkpoint, other.checkpoint);
+  }
+
+  /** The parameters of a pattern document. */
+  patternParameters({patterns}) {
+    return parametersOf(patterns);
+  }
+
+  /** What ranks send if all slots go to the layouts of a pattern document. */
+  patternPlan({patterns, settings, label}) {
+    return planByPatterns(this.checkpoint, patterns, settings, label);
   }
 
   /** Where the bytes of a slot lie: objects, offsets and lengths of its first segments, and how long the packs are. */

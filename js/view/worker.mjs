@@ -48,7 +48,7 @@ const METHODS = {
     return sessionOf(params.side).planTo(params, sessionOf(params.other));
   },
 };
-for (const method of ['part', 'summary', 'state', 'window', 'statistics', 'heatMap', 'layout', 'plan', 'wholePlan', 'places', 'problems']) {
+for (const method of ['part', 'summary', 'state', 'window', 'statistics', 'heatMap', 'layout', 'plan', 'wholePlan', 'patternParameters', 'patternPlan', 'places', 'problems']) {
   METHODS[method] = (params) => sessionOf(params.side)[method](params);
 }
 

@@ -99,7 +99,17 @@ def test_what_would_be_published_has_the_library_alone_and_runs(tmp_path: Path) 
 def test_its_schemas_are_the_published_ones() -> None:
     """``UCP_REWRITE_DOCS=1`` makes the module anew from `schema/draft`."""
     module = PACKAGE / "lib" / "schemas.mjs"
-    names: tuple[str, ...] = ("atom", "defs", "envelope", "index", "layout", "packs", "root", "state")
+    names: tuple[str, ...] = (
+        "atom",
+        "defs",
+        "envelope",
+        "index",
+        "layout",
+        "packs",
+        "patterns",
+        "root",
+        "state",
+    )
     names += ("update-log", "update-log-batch", "update-log-epoch", "value")
     members = "".join(
         f"  '{name}.schema.json':\n{(ROOT / 'schema' / 'draft' / f'{name}.schema.json').read_text().rstrip()},\n"

@@ -24,6 +24,37 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 MESH = Mesh((MeshAxis("tp", 2),))
 
 
+DEFECTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"rules": [rule("a.**.**")]}, "UCP-E-PATTERN", "/rules/0/match"),
+    ({"rules": [rule(["b", "{"])]}, "UCP-E-PATTERN", "/rules/0/match/1"),
+    ({"rules": [rule("b", slots="{x")]}, "UCP-E-PATTERN", "/rules/0/slots"),
+    ({"rules": [rule("x" * 1025)]}, "UCP-E-LIMIT", "/rules/0/match"),
+    ({"rules": [rule("{tp}")]}, "UCP-E-PATTERN", "/rules/0/match"),
+    ({"rules": [rule("{shape}")]}, "UCP-E-PATTERN", "/rules/0/match"),
+    ({"rules": [rule("{x}", shard("=x"))]}, "UCP-E-PATTERN", "/rules/0/layout/steps/0/dim"),
+    ({"rules": [rule(["{x:int}", "b"], shard("=x"))]}, "UCP-E-PATTERN", "/rules/0/layout/steps/0/dim"),
+    ({"rules": [rule("b", shard("=1 +"))]}, "UCP-E-PATTERN", "/rules/0/layout/steps/0/dim"),
+    ({"rules": [rule("b", shard("=" + "1" * 600))]}, "UCP-E-LIMIT", "/rules/0/layout/steps/0/dim"),
+    ({"rules": [rule("b", shard(sizes={"each": "tp", "below": 1, "item": 1}))]}, "UCP-E-PATTERN",
+     "/rules/0/layout/steps/0/sizes/each"),
+    ({"rules": [rule("b", shard(sizes={"each": "2", "below": 1, "item": 1}))]}, "UCP-E-PATTERN",
+     "/rules/0/layout/steps/0/sizes/each"),
+    ({"rules": [{"match": "b", "layout": {"mesh": 1, "steps": []}}]}, "UCP-E-REFERENCE", "/rules/0/layout/mesh"),
+    ({"parameters": [{"name": "shape"}], "meshes": []}, "UCP-E-PATTERN", "/parameters/0/name"),
+    ({"parameters": [{"name": "tp"}, {"name": "tp"}]}, "UCP-E-PATTERN", "/parameters/1/name"),
+    ({"parameters": [{"name": "tp", "default": "=later"}, {"name": "later"}]}, "UCP-E-PATTERN",
+     "/parameters/0/default"),
+    ({"meshes": [{"axes": [{"name": "tp", "size": "=shape[0]"}]}]}, "UCP-E-PATTERN", "/meshes/0/axes/0/size"),
+    ({"read_features": ["zstd"]}, "UCP-E-FEATURE", "/read_features"),
+    ({"write_features": ["zstd"]}, "UCP-E-FEATURE-SET", "/write_features"),
+    ({"extensions": {"org.example": {}}}, "UCP-E-EXTENSION", "/extensions/org.example"),
+    ({"format": "x"}, "UCP-E-FORMAT", "/format"),
+    ({"format_version": 1}, "UCP-E-VERSION", "/format_version"),
+    ({"kind": "plan"}, "UCP-E-SCHEMA", "/kind"),
+]  # fmt: skip
+"""What is wrong with a document, the code by which it is refused, and where."""
+
+
 def refusal(patterns: Patterns, atoms: Any = SHAPES, **parameters: Any) -> UcpError:
     with pytest.raises(UcpError) as caught:
         resolve(patterns, atoms, parameters)
@@ -147,37 +178,7 @@ def test_an_unmatched_name_is_refused_with_the_nearest_rules() -> None:
     assert "nothing matches the slot 'value' of 'b'. Add" in refusal(parsed(), {"b": {"value": ()}}).message
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "at"),
-    [
-        ({"rules": [rule("a.**.**")]}, "UCP-E-PATTERN", "/rules/0/match"),
-        ({"rules": [rule(["b", "{"])]}, "UCP-E-PATTERN", "/rules/0/match/1"),
-        ({"rules": [rule("b", slots="{x")]}, "UCP-E-PATTERN", "/rules/0/slots"),
-        ({"rules": [rule("x" * 1025)]}, "UCP-E-LIMIT", "/rules/0/match"),
-        ({"rules": [rule("{tp}")]}, "UCP-E-PATTERN", "/rules/0/match"),
-        ({"rules": [rule("{shape}")]}, "UCP-E-PATTERN", "/rules/0/match"),
-        ({"rules": [rule("{x}", shard("=x"))]}, "UCP-E-PATTERN", "/rules/0/layout/steps/0/dim"),
-        ({"rules": [rule(["{x:int}", "b"], shard("=x"))]}, "UCP-E-PATTERN", "/rules/0/layout/steps/0/dim"),
-        ({"rules": [rule("b", shard("=1 +"))]}, "UCP-E-PATTERN", "/rules/0/layout/steps/0/dim"),
-        ({"rules": [rule("b", shard("=" + "1" * 600))]}, "UCP-E-LIMIT", "/rules/0/layout/steps/0/dim"),
-        ({"rules": [rule("b", shard(sizes={"each": "tp", "below": 1, "item": 1}))]}, "UCP-E-PATTERN",
-         "/rules/0/layout/steps/0/sizes/each"),
-        ({"rules": [rule("b", shard(sizes={"each": "2", "below": 1, "item": 1}))]}, "UCP-E-PATTERN",
-         "/rules/0/layout/steps/0/sizes/each"),
-        ({"rules": [{"match": "b", "layout": {"mesh": 1, "steps": []}}]}, "UCP-E-REFERENCE", "/rules/0/layout/mesh"),
-        ({"parameters": [{"name": "shape"}], "meshes": []}, "UCP-E-PATTERN", "/parameters/0/name"),
-        ({"parameters": [{"name": "tp"}, {"name": "tp"}]}, "UCP-E-PATTERN", "/parameters/1/name"),
-        ({"parameters": [{"name": "tp", "default": "=later"}, {"name": "later"}]}, "UCP-E-PATTERN",
-         "/parameters/0/default"),
-        ({"meshes": [{"axes": [{"name": "tp", "size": "=shape[0]"}]}]}, "UCP-E-PATTERN", "/meshes/0/axes/0/size"),
-        ({"read_features": ["zstd"]}, "UCP-E-FEATURE", "/read_features"),
-        ({"write_features": ["zstd"]}, "UCP-E-FEATURE-SET", "/write_features"),
-        ({"extensions": {"org.example": {}}}, "UCP-E-EXTENSION", "/extensions/org.example"),
-        ({"format": "x"}, "UCP-E-FORMAT", "/format"),
-        ({"format_version": 1}, "UCP-E-VERSION", "/format_version"),
-        ({"kind": "plan"}, "UCP-E-SCHEMA", "/kind"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "code", "at"), DEFECTS)
 def test_documents_are_refused_where_they_are_wrong(changes: dict[str, Any], code: str, at: str) -> None:
     """UCP-R-022, UCP-R-033, UCP-D-119 to UCP-D-124."""
     with pytest.raises(UcpError) as caught:

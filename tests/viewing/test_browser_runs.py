@@ -9,6 +9,7 @@ import numpy as np
 
 import ucpformat as ucp
 from tests.builders import Tensor, save
+from tests.patterns.documents import document, parsed, rule, shard
 from tests.update_log.logs import LogMaker
 from tests.viewing.chromium import Chromium
 from tests.viewing.looking import MARKS, change, open_tensor, rows, shown
@@ -17,7 +18,7 @@ from ucpformat.cli.log_of_run import LogOfRun
 from ucpformat.jsonio import JsonValue
 from ucpformat.manager.pace import CADENCE
 from ucpformat.manager.run_directory import METRICS
-from ucpformat.planning import checkpoint_side, movements, pair
+from ucpformat.planning import checkpoint_side, movements, pair, patterns_side
 
 pytestmark = MARKS
 
@@ -163,6 +164,54 @@ def test_the_page_plans_to_other_sizes_and_to_a_layout_that_is_entered(
             page.value(f"document.querySelector('[data-panel=plan] textarea').value = {json.dumps(wrong)}")
             page.click("[data-panel=plan] button")
             page.wait(f"document.querySelector('[data-panel=plan] .error')?.textContent.includes('{code}')")
+
+
+def test_the_page_plans_by_patterns_with_parameters_that_are_entered(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    tensor = Tensor(np.zeros((8, 8)), "float64", layout=TP2)
+    save(tmp_path / "a.ucp", {("model.layers.0.mlp.up_proj.weight", "value"): tensor, ("w", "value"): tensor})
+    columns = document(rule("**", shard(1)), parameters=[{"name": "tp", "description": "<b>how many</b>"}])
+    (tmp_path / "columns.json").write_text(json.dumps(columns))
+    with ucp.open(tmp_path / "a.ucp") as a:
+        source = checkpoint_side("a", a)
+        target = patterns_side("columns.json", parsed(rule("**", shard(1))), source, {"tp": 4})
+        wanted = movements(pair(source, target, "ranks")).to_json()
+    form = "#plan [data-plan=patterns]"
+    told = f"document.querySelector('{form}').innerText"
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        page.click("[data-view=plan]")
+        page.choose_files(f"{form} [type=file]", [str(tmp_path / "columns.json")])
+        page.wait(f"{told}.includes('<b>how many</b>')")
+        page.value(f"document.querySelector('{form}').requestSubmit()")
+        # A parameter without a default has to be filled in, which the browser sees to.
+        assert page.value(f"document.querySelectorAll('{form} table').length") == 0
+        page.type(f"{form} [aria-label='parameter tp']", "x")
+        page.click(f"{form} [type=submit]")
+        page.wait(f"{told}.includes('tp is an integer, and not x')")
+        page.type(f"{form} [aria-label='parameter tp']", "4")
+        page.click(f"{form} [type=submit]")
+        page.wait(f"document.querySelector('{form} table')")
+        assert "From the layouts of this checkpoint to columns.json tp=4: 2 slots, 1.00 KiB" in page.value(
+            told
+        )
+        titles = page.value(f"[...document.querySelectorAll('{form} tbody td')].map((cell) => cell.title)")
+        assert len([title for title in titles if " sends " in title and "nothing" not in title]) == len(
+            [cell for cell in wanted["moved"] if cell[0] != cell[1]]  # type: ignore[attr-defined]
+        )
+        page.value(
+            f"(() => {{ const choice = document.querySelector('{form} select'); choice.value = 'llama';"
+            " choice.dispatchEvent(new Event('change')); })()"
+        )
+        page.wait(f"document.querySelector('{form} [aria-label=\"parameter layers\"]')")
+        # What was filled in stays.
+        assert page.value(f"document.querySelector('{form} [aria-label=\"parameter tp\"]').value") == "4"
+        page.click(f"{form} [type=submit]")
+        page.wait(f"document.querySelector('{form} .error')?.textContent.includes('UCP-E-UNMATCHED')")
+        assert '"w"' in page.value(told)
+        page.type(f"{form} textarea", "{")
+        assert page.value(f"document.querySelector('{form} select').value") == ""
+        page.wait(f"document.querySelector('{form} .error')?.textContent.includes('UCP-E-JSON')")
 
 
 def test_a_run_shows_what_increments_share_its_pace_and_its_log(chromium: Chromium, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from ucpformat.copying import reached_objects
 from ucpformat.errors import error
 from ucpformat.model.root import ROOT_KEY
+from ucpformat.patterns import load_patterns, pattern_names
 from ucpformat.viewing.bundle import bundle, source
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ucpformat.inspection.statistics import SlotStatistics
     from ucpformat.reader import Checkpoint
 
-__all__ = ["carried", "origin_of", "policy", "remote", "served_parts", "single_page"]
+__all__ = ["carried", "origin_of", "policy", "ready_made_patterns", "remote", "served_parts", "single_page"]
 
 _HEAD: Final = "<!-- head -->"
 _SCRIPTS: Final = "<!-- scripts -->"
@@ -84,6 +85,11 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
 
 
+def ready_made_patterns() -> dict[str, object]:
+    """Return the pattern documents that come with the package, by name."""
+    return {name: load_patterns(name).to_json() for name in pattern_names()}
+
+
 def served_parts() -> dict[str, tuple[str, bytes]]:
     """Return the parts of the page as a server has them: media types and bytes, by name; the page's own is empty."""
     page = source("view/page.html")
@@ -112,7 +118,12 @@ def single_page(
     style = f"\n{source('view/page.css')}"
     script = f"\n{bundle('view/page.mjs')}"
     rules = policy(_hash(script), _hash(style), "blob:", origins)
-    configuration = {"checkpoints": checkpoints, "compared": compared, "plan": plan}
+    configuration = {
+        "checkpoints": checkpoints,
+        "compared": compared,
+        "plan": plan,
+        "patterns": ready_made_patterns(),
+    }
     head = f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n<style>{style}</style>'
     scripts = (
         f'<script type="application/json" id="configuration">{_json(configuration)}</script>\n'

@@ -21,7 +21,7 @@ from ucpformat.copying import reached_objects
 from ucpformat.errors import UcpError
 from ucpformat.model.root import ROOT_KEY
 from ucpformat.reader import Checkpoint
-from ucpformat.viewing.page import policy, served_parts
+from ucpformat.viewing.page import policy, ready_made_patterns, served_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +86,13 @@ class PageServer(ThreadingHTTPServer):
             {"label": one.label, "source": {"url": f"checkpoints/{number}/"}}
             for number, one in enumerate(self.served)
         ]
-        configuration = {"checkpoints": listed, "compared": compared, "plan": plan, "log": log}
+        configuration = {
+            "checkpoints": listed,
+            "compared": compared,
+            "plan": plan,
+            "log": log,
+            "patterns": ready_made_patterns(),
+        }
         self.parts["configuration.json"] = ("application/json", json.dumps(configuration).encode())
         self.secret = secrets.token_urlsafe(16)
         super().__init__((LOOPBACK, port), _Handler)
