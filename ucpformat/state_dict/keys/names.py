@@ -131,8 +131,8 @@ def _candidates(paths: Mapping[str, KeyPath]) -> dict[KeyPath, _Candidate]:
     found: dict[KeyPath, _Candidate] = {}
     for key, path in paths.items():
         for index, part in enumerate(path):
-            if not isinstance(part, str):
-                break
+            if not isinstance(part, str):  # one of a list of optimizers, as Lightning has
+                continue
             section = next(
                 (name for name in (_STATE, _GROUPS) if part == name or part.startswith(f"{name}.")), None
             )

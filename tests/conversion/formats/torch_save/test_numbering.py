@@ -99,6 +99,24 @@ def test_names_by_the_order_of_the_module(tmp_path: Path) -> None:
     check(tmp_path, module, optimizer, saved)
 
 
+def test_optimizers_in_a_list_as_lightning_has_them(tmp_path: Path) -> None:
+    module = model()
+    optimizer = torch.optim.AdamW(grouped(module), lr=0.1)
+    saved = state(module, optimizer)
+    lightning = {"state_dict": saved["model"], "optimizer_states": [saved["optimizer"]], "epoch": 1}
+    assert same(lightning, there_and_back(tmp_path, lightning, order="module"))
+    with ucp.open(tmp_path / "c.ucp") as checkpoint:
+        assert checkpoint.keys() == module.state_dict().keys()
+        for name, parameter in module.named_parameters():
+            for slot, tensor in optimizer.state[parameter].items():
+                assert checkpoint[name][slot].read().tolist() == tensor.tolist()
+        groups = checkpoint.state.optimizers["optimizer_states.0"].groups
+        assert [list(group.atoms) for group in groups] == [
+            ["0.weight", "1.weight", "2.weight"],
+            ["1.bias", "2.bias"],
+        ]
+
+
 def test_without_a_word_they_keep_their_numbers(tmp_path: Path) -> None:
     module = model()
     saved = state(module, torch.optim.AdamW(grouped(module), lr=0.1))
