@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 import ucpformat
 from tests.cli.conftest import Make, Ucp
-from ucpformat.cli.inspect import brief_layout
+from ucpformat.cli.heading import brief_layout
 from ucpformat.geometry import Blocks, Flatten, Join, Layout, Mesh, MeshAxis, Only, Shard
 from ucpformat.model.root import Storage
 from ucpformat.reader import open_checkpoint
@@ -42,18 +42,86 @@ def test_the_page(ucp: Ucp, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--slots", "--all"])
 def test_the_table(ucp: Ucp, checkpoint: Path, option: str) -> None:
-    """Names come out as they are, uncut."""
+    """Names come out as they are, uncut; one that is too long for a column has a line of its own."""
     result = ucp("inspect", checkpoint, option)
     lines = result.stdout.splitlines()
     lines = lines[lines.index("") + 1 :]
-    assert [line.split() for line in lines[:4]] == [
+    assert [line.split() for line in lines[:5]] == [
         ["atom", "slot", "dtype", "shape", "layout", "size", "chunks"],
         ["layer.[bold]w[/bold]", "step", "float32", "scalar", "4", "B", "1"],
         ["value", "float32", "64x64", "tp/0", "16.00", "KiB", "4"],
-        ["x" * 150, "value", "int8", "0x2", "0", "B", "0"],
+        ["x" * 150],
+        ["value", "int8", "0x2", "0", "B", "0"],
     ]
+    assert max(map(len, [*lines[:3], lines[4]])) <= 100
     assert lines[1].index("step") == lines[2].index("value") == lines[0].index("slot")
     assert (f"value long = '{'y' * 200}'" in lines) == (option == "--all")
+
+
+def test_layouts_are_told_in_words(ucp: Ucp, tmp_path: Path) -> None:
+    mesh = Mesh((MeshAxis("dp", 2), MeshAxis("tp", 2), MeshAxis("dim0", 2)))
+    layouts = {
+        "a": (Shard("tp", 1, "even"),),
+        "b": (Blocks(0, (2, 2)), Shard("tp", 0, "even"), Join(0)),
+        "c": (Flatten(), Shard("dp", 0, "even")),
+        "d": (Only("tp", (1,)),),
+        "e": (Shard("dim0", 0, "even"),),
+    }
+    atoms = [
+        AtomSpec(name, {"value": SlotSpec("int8", (4, 4), Layout(mesh, steps))})
+        for name, steps in layouts.items()
+    ]
+    with CheckpointWriter(tmp_path / "a", atoms) as writer:
+        for name in layouts:
+            writer.write(name, "value", np.ones((4, 4), np.int8))
+    lines = ucp("inspect", tmp_path / "a").stdout.splitlines()
+    assert lines[3 : lines.index("")] == [
+        "saved by 8 ranks: dp=2 x tp=2 x dim0=2",
+        "layouts: tp/1 (1 slot), blocks/0 tp/0 join/0 (1 slot), flatten dp/0 (1 slot), tp=1 (1 slot), dim0:2",
+        "  (1 slot)",
+        "  tp/1: dimension 1 is split over the axis tp",
+        "  blocks/0: dimension 0 is blocks, each of which is split by itself",
+        "  join/0: the blocks are one again",
+        "  flatten: what a rank has is seen in one dimension from here on",
+        "  tp=1: only ranks at 1 of the axis tp have it",
+        "  dim0:2: dimension 0 was in 2 parts; nothing says by which ranks",
+    ]
+
+
+def test_what_groups_of_options_have_alike_is_told_once(ucp: Ucp, tmp_path: Path) -> None:
+    atoms = [AtomSpec(f"w{n}", {"value": SlotSpec("int8", (1,))}) for n in range(10)]
+    with CheckpointWriter(tmp_path / "a", atoms) as writer:
+        for atom in atoms:
+            writer.write(atom.name, "value", np.ones(1, np.int8))
+        writer.set_optimizer(
+            "optim", [([f"w{n}"], {"lr": 3e-4 * 0.9**n, "betas": (0.9, 0.95)}) for n in range(10)]
+        )
+    lines = ucp("inspect", tmp_path / "a").stdout.splitlines()
+    assert lines[3:6] == [
+        "optim, 10 groups; all have betas=(0.9, 0.95)",
+        "  group 0: 1 atom; lr=0.0003",
+        "  group 1: 1 atom; lr=0.00027",
+    ]
+    assert lines[10:12] == ["  group 6: 1 atom; lr=0.000159432", "  and 3 other groups, which --all shows"]
+    uncut = ucp("inspect", tmp_path / "a", "--all").stdout.splitlines()
+    assert uncut[13] == f"  group 9: 1 atom; lr={3e-4 * 0.9**9!r}"
+
+
+def test_the_page_is_no_longer_than_a_screen(ucp: Ucp, tmp_path: Path) -> None:
+    names = [f"{a}.{b}" for a in "abcdefgh" for b in "xy"]
+    atoms = [AtomSpec(name, {"value": SlotSpec("int8", (ord(name[0]), 1))}) for name in names]
+    with CheckpointWriter(tmp_path / "a", atoms) as writer:
+        for atom in atoms:
+            writer.write(atom.name, "value", np.ones(atom.slots["value"].shape, np.int8))
+        writer.set_optimizer("optim", [([name], {"lr": number}) for number, name in enumerate(names)])
+        for number in range(9):
+            writer.set_value(f"v{number}", number)
+    lines = ucp("inspect", tmp_path / "a").stdout.splitlines()
+    assert len(lines) <= 38
+    assert not any(" x  int8" in line for line in lines)
+    assert any(
+        " x  int8" in line for line in ucp("inspect", tmp_path / "a", "--depth", 2).stdout.splitlines()
+    )
 
 
 def test_depth_and_order(ucp: Ucp, tmp_path: Path) -> None:
@@ -92,6 +160,14 @@ def test_a_terminal_without_blocks_gets_other_bars(
 
 def test_aliases_are_shown(ucp: Ucp, make: Make) -> None:
     assert "layer.[bold]w[/bold] is also a, b" in ucp("inspect", make("m", aliases=("a", "b"))).stdout
+
+
+def test_many_aliases_are_cut(ucp: Ucp, tmp_path: Path) -> None:
+    atoms = [AtomSpec(f"w{n}", {"value": SlotSpec("int8", (0,))}, (f"a{n}",)) for n in range(20)]
+    with CheckpointWriter(tmp_path / "a", atoms):
+        pass
+    assert "and 13 other notes, which --all shows" in ucp("inspect", tmp_path / "a").stdout
+    assert "w19 is also a19" in ucp("inspect", tmp_path / "a", "--all").stdout
 
 
 def test_a_choice_of_atoms(ucp: Ucp, checkpoint: Path) -> None:

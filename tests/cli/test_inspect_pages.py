@@ -1,22 +1,18 @@
-"""The pages of ``ucp inspect`` at three widths, as kept beside this module; UCP_REWRITE_DOCS=1 writes them anew."""
+"""The pages of ``ucp inspect`` for models of several kinds, and for names of every kind."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Ucp
+from tests.cli.kept_pages import WIDTHS, compare_page
 from ucpformat.geometry import Layout, Mesh, MeshAxis, Shard
 from ucpformat.model.dtype import DTYPES
 from ucpformat.writer import AtomSpec, CheckpointWriter, SlotSpec
 
-PAGES = Path(__file__).parent / "pages"
-WIDTHS = (60, 100, 160)
 MESH = Mesh((MeshAxis("dp", 2), MeshAxis("tp", 4)))
 HOSTILE = "red\u202egnp.exe<script>[bold]"
 
@@ -88,18 +84,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_pages_are_as_they_are_kept(
-    ucp: Ucp, saved: dict[str, Path], name: str, width: int, monkeypatch: pytest.MonkeyPatch
+    saved: dict[str, Path], name: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    result = ucp("inspect", saved[name])
-    assert result.exit_code == 0
-    shown = re.sub(r"digest sha256:\w{64}", "digest sha256:...", result.stdout)
-    shown = re.sub(r"by ucpformat \S+;", "by ucpformat ...;", shown)
-    kept = PAGES / f"inspect-{name}-{width}.txt"
-    if os.environ.get("UCP_REWRITE_DOCS"):
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(shown, encoding="utf-8")
-    assert shown == kept.read_text(encoding="utf-8")
-    assert all(line.isprintable() for line in shown.splitlines())
-    assert max(map(len, shown.splitlines())) <= max(width, 78)
-    assert len(shown.splitlines()) <= 40
+    compare_page(saved[name], name, width, monkeypatch)

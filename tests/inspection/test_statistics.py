@@ -173,7 +173,7 @@ def test_fail_on(tmp_path: Path, value: float, options: list[str], code: int) ->
     result = inspected(tmp_path / "a", *(part for one in options for part in ("--fail-on", one)))
     assert result.exit_code == code
     nan, inf = int(math.isnan(value)), int(math.isinf(value))
-    assert f"of 1 tensors {nan} have NaN and {inf} infinities" in result.stdout
+    assert f"of 1 tensor {nan} have NaN and {inf} infinities" in result.stdout
     report = inspected(tmp_path / "a", "--stats", "--format", "json")
     assert report.exit_code == 0
     described = json.loads(report.stdout)

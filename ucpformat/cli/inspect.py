@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import textwrap
-from collections import Counter
 from typing import TYPE_CHECKING, Final, get_args
 
 import click
 from click.core import ParameterSource
 
+from ucpformat.cli.heading import brief_layout, counted, heading
 from ucpformat.cli.report import format_option, progress_bar, table
 from ucpformat.cli.statistics_table import lines_of_statistics
 from ucpformat.drawing.module_tree import Module, Sort, module_tree, rows_of_tree
-from ucpformat.geometry import Blocks, Join, Layout, Only, Shard
 from ucpformat.inspection.description import chosen_atoms, described
 from ucpformat.inspection.plain_words import in_words
 from ucpformat.inspection.statistics import statistics
@@ -28,16 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ucpformat.inspection.statistics import SlotStatistics
-    from ucpformat.model.state import Optimizer
     from ucpformat.reader import AtomView, Checkpoint
-    from ucpformat.views import SlotView
 
-__all__ = ["brief_layout", "inspect"]
+__all__ = ["inspect"]
 
 _LINES: Final = 24
 """Of the tree: it is shown as deep as fits, unless a depth is given."""
+_PAGE: Final = 38
+"""Lines of all that is shown, where neither depth nor a table is asked for."""
+_FEWEST: Final = 8
+_LEAST_NAME: Final = 16
 _BESIDE: Final = 20
 _VALUES: Final = 8
+_FEWEST_VALUES: Final = 4
+_NOTES: Final = 8
 _WIDTH: Final = 100
 _NARROWEST: Final = 40
 _SIZE: Final = 10
@@ -101,18 +103,22 @@ def inspect(
         if output == "json":
             click.echo(json.dumps(described(opened, chosen, found), indent=2))
         else:
-            lines: Iterable[str]
             width = max(_NARROWEST, shutil.get_terminal_size((_WIDTH, 24)).columns)
+            head = list(heading(opened, chosen, width, show_all=show_all))
+            rest = _rest(opened, chosen, width=None if show_all else width, most=_VALUES)
+            lines: Iterable[str]
             if found:
                 named = [(f"{atom}/{slot}", one) for (atom, slot), one in found.items()]
-                lines = map(printable, lines_of_statistics(named, has_blocks=_has_blocks()))
+                lines = lines_of_statistics(named, width, has_blocks=_has_blocks())
             elif with_slots or show_all:
-                rows = table(_COLUMNS, list(_rows(chosen)), right=frozenset({"size", "chunks"}))
-                lines = map(printable, rows)
+                lines = table(_COLUMNS, list(_rows(chosen)), right=frozenset({"size", "chunks"}), width=width)
             else:
-                lines = _tree(chosen, depth, sort, width)
-            rest = list(_rest(opened, chosen, None if show_all else width))
-            for line in (*_heading(opened, chosen, width), "", *lines, *([""] if rest else []), *rest):
+                room = max(_FEWEST, min(_LINES, _PAGE - len(head) - len(rest)))
+                lines = list(_tree(chosen, depth, sort, width, room))
+                over = len(head) + len(lines) + len(rest) - _PAGE
+                if over > 0 and depth is None:
+                    rest = _rest(opened, chosen, width=width, most=max(_FEWEST_VALUES, _VALUES - over))
+            for line in (*head, "", *lines, *([""] if rest else []), *rest):
                 click.echo(line)
     if any(getattr(one, kind) for one in found.values() for kind in refused):
         context.exit(1)
@@ -129,76 +135,17 @@ def _statistics(atoms: Sequence[AtomView]) -> dict[tuple[str, str], SlotStatisti
     return dict(zip(slots, found, strict=True))
 
 
-def _heading(opened: Checkpoint, atoms: Sequence[AtomView], width: int) -> Iterator[str]:
-    root = opened.root
-    slots = [slot for view in atoms for slot in view.values()]
-    step = "no step" if opened.step is None else f"step {opened.step}"
-    by = "" if opened.producer is None else f", by {opened.producer}"
-    title = f"universal checkpoint, {step}"
-    yield click.style(title, bold=True) + printable(f"{by}; format version {root.envelope.format_version}")
-    logical = sum(slot.nbytes for slot in slots)
-    yield f"{_count(atoms, 'atom')}, {_count(slots, 'slot')}, {human_bytes(logical)}; {_stored(opened)}"
-    yield f"digest {root.digest}"
-    if root.progress is not None and root.progress.log is not None:
-        yield f"epoch {root.progress.log.epoch} of the update log {root.progress.log.id} goes on from it"
-    for feature in root.envelope.read_features:
-        yield printable(f"needs {feature}")
-    yield from _legend(slots, width)
-    for name, optimizer in opened.state.optimizers.items():
-        yield from _groups(name, optimizer, width)
-
-
-def _count(items: Sequence[object], what: str) -> str:
-    return f"{len(items):,} {what}{'' if len(items) == 1 else 's'}"
-
-
-def _stored(opened: Checkpoint) -> str:
-    packs = opened.packs
-    if packs is None:
-        return f"storage {opened.root.storage}"
-    shared = sum(pack.length for pack in packs if pack.shared)
-    of_them = f", {human_bytes(shared)} of them shared" if shared else ""
-    return f"{human_bytes(sum(pack.length for pack in packs))} in {_count(packs, 'pack')}{of_them}"
-
-
-def _legend(slots: Sequence[SlotView], width: int) -> Iterator[str]:
-    """Yield the layouts of slots, the most frequent first, and what their words mean."""
-    counts = Counter(slot.layout for slot in slots if slot.layout is not None)
-    if not counts:
-        return
-    meshes = dict.fromkeys(layout.mesh for layout in counts)
-    for mesh in meshes:
-        axes = " x ".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
-        yield printable(shortened(f"saved by {mesh.size} ranks: {axes}", width))
-    told = [f"{brief_layout(layout)} ({_times(count)})" for layout, count in counts.most_common(_VALUES)]
-    more = "" if len(counts) <= _VALUES else f", and {len(counts) - _VALUES} others"
-    yield printable(shortened(f"layouts: {', '.join(told)}{more}", width))
-    if any("/" in text for text in told):
-        yield "  tp/0: dimension 0 is split over the axis tp"
-
-
-def _times(count: int) -> str:
-    return f"{count:,} slot{'' if count == 1 else 's'}"
-
-
-def _groups(name: str, optimizer: Optimizer, width: int) -> Iterator[str]:
-    for number, group in enumerate(optimizer.groups):
-        options = ", ".join(f"{key}={in_words(value)}" for key, value in group.options.items())
-        text = f"{name}, group {number} of {len(optimizer.groups)}: {_count(group.atoms, 'atom')}; {options}"
-        yield from textwrap.wrap(printable(text), width, subsequent_indent="  ")
-
-
-def _tree(atoms: Sequence[AtomView], depth: int | None, sort: Sort, width: int) -> Iterator[str]:
+def _tree(atoms: Sequence[AtomView], depth: int | None, sort: Sort, width: int, room: int) -> Iterator[str]:
     tree = module_tree(view.form() for view in atoms)
     if depth is None:
         depth = 1
-        while depth < 8 and sum(1 for _ in _shown(tree, depth + 1, sort)) <= _LINES:
+        while depth < 8 and sum(1 for _ in _shown(tree, depth + 1, sort)) <= room:
             depth += 1
     bar = max(4, min(20, (width - 50) // 2))
     name_width = width - _SIZE - bar - 9
     for level, module in _shown(tree, depth, sort):
         share = module.nbytes / tree.nbytes if tree.nbytes else 0.0
-        name = shortened(printable("  " * level + module.name + _what(module)), name_width)
+        name = "  " * level + _named(module, name_width - 2 * level)
         drawn = click.style(_bar(share, bar), fg="blue")
         yield f"{human_bytes(module.nbytes):>{_SIZE}} {share:>5.0%}  {drawn} {name}".rstrip()
 
@@ -207,13 +154,24 @@ def _shown(tree: Module, depth: int, sort: Sort) -> Iterator[tuple[int, Module]]
     return rows_of_tree(tree, depth=depth, sort=sort, most=_BESIDE)
 
 
-def _what(module: Module) -> str:
+def _named(module: Module, width: int) -> str:
+    """Return the name and as many words about it as there is room for."""
+    name = printable(module.name)
+    for what in _what(module):
+        if len(name) + len(what) <= width:
+            return name + what
+    what = next((what for what in _what(module) if width - len(what) >= _LEAST_NAME), "")
+    return shortened(name, max(width - len(what), _LEAST_NAME)) + what
+
+
+def _what(module: Module) -> tuple[str, ...]:
     if module.slots and not module.below:
         first = module.slots.get("value", next(iter(module.slots.values())))
         also = f", {len(module.slots)} slots" if len(module.slots) > 1 else ""
-        return f"  {first.dtype} {'x'.join(map(str, first.shape)) or 'scalar'}{also}"
-    alike = f"  {module.alike:,} alike," if module.alike > 1 else " "
-    return f"{alike} {module.atoms:,} atom{'' if module.atoms == 1 else 's'}"
+        shape = "x".join(map(str, first.shape)) or "scalar"
+        return f"  {first.dtype} {shape}{also}", f"  {first.dtype} {shape}", f"  {shape}"
+    atoms = f"  {module.atoms:,} atom{'' if module.atoms == 1 else 's'}"
+    return (f"  {module.alike:,} alike,{atoms[1:]}", atoms) if module.alike > 1 else (atoms,)
 
 
 def _bar(share: float, width: int) -> str:
@@ -232,15 +190,20 @@ def _has_blocks() -> bool:
     return True
 
 
-def _rest(opened: Checkpoint, atoms: Sequence[AtomView], width: int | None) -> Iterator[str]:
-    """Yield values, notes, blobs and images, the first few and on lines of ``width`` characters where it is given."""
-    lines = [*_notes(opened, atoms)]
+def _rest(opened: Checkpoint, atoms: Sequence[AtomView], *, width: int | None, most: int) -> list[str]:
+    """Return values, notes, blobs and images, ``most`` values and lines of ``width`` characters where it is given."""
     values = [f"value {name} = {in_words(value)}" for name, value in opened.state.values.items()]
-    if width is not None and len(values) > _VALUES:
-        values = [*values[: _VALUES - 1], f"and {len(values) - _VALUES + 1} other values, which --all shows"]
-    for line in (*values, *lines):
-        text = printable(line)
-        yield text if width is None else shortened(text, width)
+    notes = list(_notes(opened, atoms))
+    if width is None:
+        return list(map(printable, (*values, *notes)))
+    lines = (*_first(values, most, "values"), *_first(notes, _NOTES, "notes"))
+    return [shortened(printable(line), width) for line in lines]
+
+
+def _first(lines: list[str], most: int, what: str) -> list[str]:
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], f"and {len(lines) - most + 1} other {what}, which --all shows"]
 
 
 def _notes(opened: Checkpoint, atoms: Sequence[AtomView]) -> Iterator[str]:
@@ -258,7 +221,7 @@ def _notes(opened: Checkpoint, atoms: Sequence[AtomView]) -> Iterator[str]:
         rank = "" if image.rank is None else f", of rank {image.rank}"
         yield (
             f"process image {name}: {image.media_type} by {image.producer.name} {image.producer.version}, "
-            f"{_count(image.files, 'file')}, {human_bytes(image.nbytes)}{rank}{needed}"
+            f"{counted(image.files, 'file')}, {human_bytes(image.nbytes)}{rank}{needed}"
         )
 
 
@@ -277,23 +240,3 @@ def _rows(atoms: Sequence[AtomView]) -> Iterator[tuple[str, ...]]:
                 human_bytes(slot.nbytes),
                 str(slot.stored.grid.count),
             )
-
-
-def brief_layout(layout: Layout) -> str:
-    """Return a layout in a word per step: ``tp/0`` splits dim 0 over the axis tp.
-
-    ``dim0:4`` is the axis of an importer that knew no more than that dim 0 was in 4 parts.
-    """
-    sizes = {axis.name: axis.size for axis in layout.mesh.axes}
-    words = []
-    for step in layout.steps:
-        match step:
-            case Shard(axis, dim):
-                words.append(f"{axis}:{sizes[axis]}" if axis == f"dim{dim}" else f"{axis}/{dim}")
-            case Only(axis, coordinates):
-                words.append(f"{axis}={','.join(map(str, coordinates))}")
-            case Blocks(dim=dim) | Join(dim=dim):
-                words.append(f"{type(step).__name__.lower()}/{dim}")
-            case _:
-                words.append(type(step).__name__.lower())
-    return " ".join(words) or "replicated"

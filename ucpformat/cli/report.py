@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ucpformat.text import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 __all__ = ["SIZE", "Bar", "format_option", "progress_bar", "table", "wants_json"]
 
 _OUTPUT: Final = "ucpformat.output"
+_LEAST_NAME: Final = 16
+"""Characters of the first column of a table, however narrow the terminal is."""
 
 
 def _remember(context: click.Context, _: click.Parameter, output: str) -> str:
@@ -41,15 +45,30 @@ def wants_json(context: click.Context) -> bool:
     return context.meta.get(_OUTPUT) == "json"
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
-    """Yield lines of aligned columns, as wide as their content: names are neither cut nor interpreted."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for row in (headings, *rows):
-        cells = [
-            cell.rjust(width) if heading in right else cell.ljust(width)
-            for heading, cell, width in zip(headings, row, widths, strict=True)
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: frozenset[str],
+    width: int | None = None,
+) -> Iterator[str]:
+    """Yield lines of aligned columns; names are neither cut nor interpreted, but control characters are spelled out.
+
+    The first column is as wide as leaves the others room in ``width``; a longer name has a line of its own.
+    """
+    cells = [[printable(cell) for cell in row] for row in (headings, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if width is not None:
+        widths[0] = min(widths[0], max(_LEAST_NAME, width - sum(widths[1:]) - 2 * len(widths[1:])))
+    for row in cells:
+        if len(row[0]) > widths[0]:
+            yield row[0]
+            row[0] = ""
+        aligned = [
+            cell.rjust(extent) if heading in right else cell.ljust(extent)
+            for heading, cell, extent in zip(headings, row, widths, strict=True)
         ]
-        yield "  ".join(cells).rstrip()
+        yield "  ".join(aligned).rstrip()
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg]

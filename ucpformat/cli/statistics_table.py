@@ -20,7 +20,7 @@ _BARS: Final = 16
 
 
 def lines_of_statistics(
-    found: Sequence[tuple[str, SlotStatistics]], *, has_blocks: bool = True
+    found: Sequence[tuple[str, SlotStatistics]], width: int | None = None, *, has_blocks: bool = True
 ) -> Iterator[str]:
     """Yield the table of slots, those with NaN or infinite elements first, and how many of these there are."""
     order = sorted(found, key=lambda one: not (one[1].nan or one[1].inf))
@@ -35,9 +35,10 @@ def lines_of_statistics(
         )
         for name, one in order
     ]
-    yield from table(_COLUMNS, rows, right=frozenset(_COLUMNS[1:-1]))
+    yield from table(_COLUMNS, rows, right=frozenset(_COLUMNS[1:-1]), width=width)
     bad = sum(bool(one.nan) for _, one in found), sum(bool(one.inf) for _, one in found)
-    yield f"of {len(found):,} tensors {bad[0]:,} have NaN and {bad[1]:,} infinities"
+    what = "tensor" if len(found) == 1 else "tensors"
+    yield f"of {len(found):,} {what} {bad[0]:,} have NaN and {bad[1]:,} infinities"
 
 
 def _number(value: float | None) -> str:
