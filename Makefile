@@ -40,7 +40,7 @@ demo: $(READY)  ## save under FSDP2 x TP, convert, validate, resume on 3, 2 and 
 	$(BIN)/python examples/demo.py
 
 demo-run: $(READY)  ## log every step, kill the job twice, go on from the very step under other layouts; what each step costs
-	$(BIN)/python examples/demo_run.py
+	$(BIN)/python examples/demo_run.py $(if $(PICTURE),--picture $(PICTURE))
 
 $(SHORT): $(READY) tests/versions/table.toml
 	$(BIN)/python -m tests.versions --make-only 'short-*'

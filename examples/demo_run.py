@@ -5,7 +5,8 @@ killed at a random step. What one process recovers equals, byte for byte, a run 
 on 3 processes, is killed again, and ends on 1. Then one process measures what keeping every step costs: by full
 checkpoints, by increments, and by logs.
 
-Run ``make demo-run``. Everything it writes is under ``out/demo-run``; exit status 0 means that every check held.
+Run ``make demo-run``. Everything it writes is under ``out/demo-run``; exit status 0 means that every check held. With
+``--picture`` the picture is kept there too, with the figures that it shows beside it, as JSON.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ from train_gpt import Parallelism, Training, standard_library_text
 
 import ucpformat
 
+Costs = dict[str, tuple[int, float, float]]
+"""What keeping a step costs, by kind: bytes, seconds that training stops, seconds of a step."""
 JUDGED_STEPS = 10
 MEASURED = {
-    "full checkpoints": "C0",
-    "increments": "C1",
-    "log, all gradients": "C2",
-    "log, TopK(0.01)": "C3",
+    "full checkpoints": "0.65",
+    "increments": "0.65",
+    "log, all gradients": "tab:purple",
+    "log, TopK(0.01)": "tab:purple",
 }
 
 
@@ -176,13 +179,40 @@ def measure(out: Path, kind: str, steps: int) -> tuple[int, float, float]:
     return round(statistics.median(sizes[2:])), max(stall, 0.0), statistics.median(took[2:])
 
 
-def draw(
-    path: Path, reference: Curve, parts: dict[str, Curve], costs: dict[str, tuple[int, float, float]]
-) -> None:
+def keep(path: Path, reference: Curve, parts: dict[str, Curve], costs: Costs) -> None:
+    """Draw a picture, and write the figures in it beside it."""
+    draw(path, reference, parts, costs)
+    figures = {
+        "losses": {
+            name: {step: round(loss, 4) for step, loss in part.items()} for name, part in parts.items()
+        },
+        "never stopped": {step: round(loss, 4) for step, loss in reference.items()},
+        "costs": costs,
+    }
+    path.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def kept(path: Path) -> tuple[Curve, dict[str, Curve], Costs]:
+    """Return the figures in a picture that was kept, as `draw` takes them."""
+    found = json.loads(path.with_suffix(".json").read_text())
+
+    def by_step(losses: dict[str, float]) -> Curve:
+        return {int(step): loss for step, loss in losses.items()}
+
+    parts = {name: by_step(part) for name, part in found["losses"].items()}
+    return (
+        by_step(found["never stopped"]),
+        parts,
+        {name: tuple(cost) for name, cost in found["costs"].items()},
+    )
+
+
+def draw(path: Path, reference: Curve, parts: dict[str, Curve], costs: Costs) -> None:
     """Draw losses above; bytes and stalls for each step below."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "ucpformat"  # the same file for the same figures
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplot_mosaic(
@@ -194,10 +224,21 @@ def draw(
     for number, (label, part) in enumerate(parts.items()):
         axes["loss"].plot(list(part), list(part.values()), color=f"C{number}", lw=1.5, label=label)
         if number:
-            axes["loss"].axvline(min(part) - 0.5, color="0.4", lw=1)
+            axes["loss"].axvline(min(part) - 0.5, color="0.4", lw=1, ls="--")
+            axes["loss"].annotate(
+                f"kill -9; goes on from step {min(part)}",
+                (min(part) - 0.5, 0.7 - 0.09 * number),
+                xycoords=("data", "axes fraction"),
+                xytext=(6, 0),
+                textcoords="offset points",
+                color="0.3",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
     axes["loss"].set(
-        xlabel="step", ylabel="loss, nats per byte", title="Killed twice with SIGKILL; no step lost"
+        xlabel="step", ylabel="loss, nats per byte", title="Killed twice, under other layouts; no step lost"
     )
+    for one in axes.values():
+        one.spines[["top", "right"]].set_visible(False)
     axes["loss"].legend(frameon=False)
     names = list(costs)[::-1]
     for name, position, scale, label in (
@@ -206,14 +247,16 @@ def draw(
     ):
         values = [costs[one][position] / scale for one in names]
         bars = axes[name].barh(names, values, color=[MEASURED[one] for one in names])
-        axes[name].bar_label(bars, fmt="%.3g", padding=3)
+        axes[name].bar_label(bars, fmt="%.2g", padding=3)
         axes[name].set_xlabel(label)
         axes[name].margins(x=0.2)
+        axes[name].tick_params(axis="y", length=0)
     axes["stall"].set_yticklabels([])
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
 
 
-def demonstrate(out: Path, steps: int, seed: int) -> None:
+def demonstrate(out: Path, steps: int, seed: int, picture: Path | None = None) -> None:
     """Run every step; raise `DemoFailed` at the first that fails."""
     source = random.Random(seed)
     shutil.rmtree(out, ignore_errors=True)
@@ -274,6 +317,8 @@ def demonstrate(out: Path, steps: int, seed: int) -> None:
                 f"{kind:20} {nbytes / 2**20:8.3f} MiB, training stops for {1e3 * stall:5.1f} ms of {1e3 * took:.0f}"
             )
         draw(out / "run.png", reference, parts, costs)
+        if picture is not None:
+            keep(picture, reference, parts, costs)
 
 
 def main() -> int:
@@ -283,11 +328,12 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=80, help="steps of the whole training, 60 or more")
     parser.add_argument("--seed", type=int, default=None, help="of the random steps")
+    parser.add_argument("--picture", type=Path, default=None, help="where to keep the picture, .svg or .png")
     arguments = parser.parse_args()
     seed = random.randrange(1 << 16) if arguments.seed is None else arguments.seed
     begin = time.perf_counter()
     try:
-        demonstrate(arguments.out.resolve(), arguments.steps, seed)
+        demonstrate(arguments.out.resolve(), arguments.steps, seed, arguments.picture)
     except DemoFailed as failure:
         print(f"\nFAILED with --seed {seed}: {failure}", flush=True)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import demo
@@ -12,6 +13,7 @@ from train_every_step import Draws, save
 from train_gpt import Parallelism, Training, standard_library_text
 
 import ucpformat as ucp
+from tests.documentation.markdown import ROOT
 
 
 @pytest.fixture
@@ -64,6 +66,22 @@ def test_logs_take_less_than_checkpoints(tmp_path: Path) -> None:
     assert sparse < 0.02 * full
     demo_run.draw(tmp_path / "run.png", {0: 5.0, 1: 4.0}, {"one": {0: 5.0}, "two": {1: 4.0}}, costs)
     assert (tmp_path / "run.png").stat().st_size > 10_000
+
+
+def words(picture: Path) -> list[str]:
+    """Return the texts in a picture, which matplotlib notes as comments beside their outlines."""
+    return re.findall(r"<!-- (.*) -->", picture.read_text(encoding="utf-8"))
+
+
+def test_the_picture_of_the_docs_is_what_is_drawn_of_its_figures(tmp_path: Path) -> None:
+    """`make demo-run` with `PICTURE=` draws it anew."""
+    picture = ROOT / "docs/images/demo-run.svg"
+    reference, parts, costs = demo_run.kept(picture)
+    assert list(costs) == list(demo_run.MEASURED)
+    assert max(reference) == max(parts["1 process"])
+    demo_run.keep(tmp_path / "again.svg", reference, parts, costs)
+    assert words(tmp_path / "again.svg") == words(picture)
+    assert (tmp_path / "again.json").read_text() == picture.with_suffix(".json").read_text()
 
 
 def test_a_job_that_ends_early_is_no_job_that_was_killed(tmp_path: Path) -> None:
