@@ -22,7 +22,7 @@ PYTEST := $(if $(shell $(HAS_MEMORY) && echo yes),TMPDIR=$(MEMORY)) $(BIN)/pytho
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment lint docs demo demo-run types test test-browser test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale screenshots build wheel-test clean
+.PHONY: help environment lint docs demo demo-run types test test-browser test-newest test-versions test-nightly simulate campaigns test-fast test-matrix test-frameworks test-cuda check conformance conformance-nightly mutants walks bench scale pictures build wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -59,8 +59,8 @@ test-browser: $(READY)  ## run the tests that drive a headless Chromium, which `
 	@command -v chromium chromium-browser google-chrome > /dev/null || { echo "There is no Chromium; Debian's package is chromium."; exit 1; }
 	$(BIN)/python -m pytest -q -m browser tests/viewing
 
-screenshots: $(READY)  ## take the pictures of docs/viewing.md with a headless Chromium
-	$(BIN)/python -m tests.viewing.screenshots
+pictures: $(READY)  ## make every picture of the documentation anew, screenshots with a headless Chromium
+	$(BIN)/python -m tests.documentation.pictures
 
 simulate: $(READY)  ## run a million orders of operations of two and three writers, collectors, managers; half an hour or more
 	$(BIN)/python -m tests.simulation

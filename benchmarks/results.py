@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.measure import Footprint, Reading
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.facts import Facts
-    from benchmarks.measure import Footprint, Reading
 
 __all__ = ["Ratio", "Run", "Series", "Task", "quartiles"]
 
@@ -86,6 +87,24 @@ class Run:
         pairs = zip(self.series[task].readings, self.series[Task(other, task.what)].readings, strict=True)
         values = [theirs.seconds / ours.seconds for ours, theirs in pairs]
         return Ratio(median(values), *quartiles(values))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Run:
+        """What `to_json` returned."""
+        found = {one["name"]: one for one in value["contenders"]}
+        return cls(
+            value["command"],
+            value["facts"],
+            value["state"]["bytes"],
+            value["state"]["arrays"],
+            {name: one["note"] for name, one in found.items()},
+            {
+                Task(name, what): Series([Reading(**reading) for reading in readings])
+                for name, one in found.items()
+                for what, readings in one["tasks"].items()
+            },
+            {name: Footprint(one["stored_bytes"], one["objects"]) for name, one in found.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Everything that was read, so that other statistics can be had from it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -37,6 +37,18 @@ class Curves:
     facts: dict[str, Any]
     over: str
     cases: dict[str, list[Point]]
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Curves:
+        """What `to_json` returned."""
+        cases = {
+            one["case"]: [
+                Point(point["size"], {name: found for name, found in point.items() if name != "size"})
+                for point in one["points"]
+            ]
+            for one in value["cases"]
+        }
+        return cls(value["command"], value["facts"], value["over"], cases)
 
     def to_json(self) -> dict[str, Any]:
         """Every value."""

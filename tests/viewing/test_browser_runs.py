@@ -261,7 +261,7 @@ def test_a_run_shows_what_increments_share_its_pace_and_its_log(chromium: Chromi
 def test_the_words_in_the_pictures_of_the_docs_are_those_of_the_page(
     chromium: Chromium, tmp_path: Path
 ) -> None:
-    """`make screenshots` takes them anew."""
+    """`make pictures` takes them anew."""
     chromium.call(
         "Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False
     )
