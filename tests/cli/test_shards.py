@@ -49,6 +49,8 @@ def test_refusals(ucp: Ucp, write: Write, tmp_path: Path) -> None:
     result = ucp("shards", "a.json", "layers.1.wq", "--slot", "velocity")
     assert result.exit_code == 1
     assert "no slot 'velocity'" in result.stderr
+    result = ucp("shards", "a.json", "layers.1.wq/value")
+    assert "'value' is a slot of 'layers.1.wq': give the name of the atom" in result.stderr
     result = ucp("shards", "a.json", "layers.1.wq", "--svg", str(tmp_path / "x.svg"))
     assert result.exit_code == 2
     assert "--slot" in result.stderr

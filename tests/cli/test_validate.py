@@ -83,7 +83,7 @@ def test_a_lost_pack_of_many_tensors_stays_readable(ucp: Ucp, tmp_path: Path) ->
         "lost: layers.{0-299}.b exp_avg, value: all of 600 tensors, 9.38 KiB",
         "lost: layers.{0-299}.w exp_avg, value: all of 600 tensors, 9.38 KiB",
         "survives: 0 B of 18.78 KiB; 0 tensors whole, 0 in part, 1,202 not at all",
-        f"{tmp_path / 'c'}: not valid, 1 errors (level integrity)",
+        f"{tmp_path / 'c'}: not valid, 1 error (level integrity)",
     ]
 
 
@@ -114,14 +114,14 @@ def test_warnings_do_not_fail(ucp: Ucp, checkpoint: Path) -> None:
     result = ucp("validate", checkpoint)
     assert result.exit_code == 0
     assert "warning UCP-W-UNREFERENCED at blobs/debris" in result.stdout
-    assert result.stdout.endswith(": valid, 1 warnings (level integrity)\n")
+    assert result.stdout.endswith(": valid, 1 warning (level integrity)\n")
 
 
 def test_nothing_there(ucp: Ucp, tmp_path: Path) -> None:
     result = ucp("validate", tmp_path / "none")
     assert result.exit_code == 1
     assert "UCP-E-NOT-FOUND" in result.stdout
-    assert "not valid, 1 errors" in result.stdout
+    assert "not valid, 1 error" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["validate", "inspect", "diff"])

@@ -1,13 +1,14 @@
 """Makes every picture of the documentation: ``python -m tests.documentation.pictures``, which is ``make pictures``.
 
-Drawings are of a checkpoint that is saved for them, curves and bars of kept runs of the benchmarks; a test makes both
-again and compares bytes. Screenshots need Chromium and look a little different everywhere: beside them lies what they
-were made from.
+Drawings are of a checkpoint that is saved for them, curves and bars of kept runs of the benchmarks and of a demo; tests
+make them again and compare. Screenshots need Chromium and look a little different everywhere: beside them lies what
+they were made from.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import sys
 import tempfile
@@ -122,6 +123,9 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     for name in RUNS:
         draw_run(name, PLOTS)
+    sys.path.insert(0, str(ROOT / "examples"))
+    demo_run = importlib.import_module("demo_run")
+    demo_run.keep(IMAGES / "demo-run.svg", *demo_run.kept(IMAGES / "demo-run.svg"))
     with tempfile.TemporaryDirectory() as folder:
         for drawn in draw_checkpoint(Path(folder)):
             (IMAGES / drawn.name).write_bytes(drawn.read_bytes())

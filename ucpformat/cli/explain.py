@@ -42,6 +42,9 @@ def explained_slots(side: Side, name: str, rank: int | None) -> list[ExplainedSl
     if not slots:
         near = get_close_matches(name, {atom for atom, _ in side.slots}, n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        atom, _, last = name.rpartition("/")
+        if (atom, last) in side.slots:
+            hint = f"; {last!r} is a slot of {atom!r}: give the name of the atom"
         raise error("UCP-E-MISMATCH", f"{side.label} has no atom {name!r}{hint}")
     alike: dict[object, list[Slot]] = {}
     for slot in slots:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import click
 
+from ucpformat.cli.heading import counted
 from ucpformat.cli.report import SIZE, format_option, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
 from ucpformat.errors import UcpError
@@ -130,11 +131,11 @@ def _print(checkpoint: str, level: str, examined: Examination) -> None:
         click.echo(printable(line))
     for line in () if examined.survey is None else lines_of_survey(examined.survey):
         click.echo(printable(line))
-    verdict = "valid" if not errors else f"not valid, {len(errors)} errors"
+    verdict = "valid" if not errors else f"not valid, {counted(errors, 'error')}"
     if _is_unanswered(errors):
         verdict = "not checked to the end, since the store failed"
-    warnings = len(examined.problems) - len(errors)
-    tail = f", {warnings} warnings" if warnings else ""
+    warnings = [problem for problem in examined.problems if problem not in errors]
+    tail = f", {counted(warnings, 'warning')}" if warnings else ""
     click.echo(f"{checkpoint}: {verdict}{tail} (level {level})")
 
 
