@@ -162,6 +162,8 @@ LINES = [
     Line("a batch of another log", batch_of_another_log, "UCP-E-LOG", "another log"),
     Line("an epoch of another log", epoch_of_another_log, "UCP-E-LOG", "another log"),
     Line("a stale epoch", checkpoint_that_was_given_up, "UCP-E-LOG", "given up", True, False),
+    Line("no log document", lambda run: (run / LOG / "log.json").unlink(), "UCP-E-MISSING", "restore it"),
+    Line("no epoch", lambda run: (run / LOG / "epochs/0.json").unlink(), "UCP-E-LOG", "has no epoch"),
 ]
 
 
@@ -261,6 +263,32 @@ def test_other_options_that_are_meant(whole: Path) -> None:
     recovery = ucp.recover(whole, job.model, optimizer, allow_other_options=True)
     assert (recovery.step, recovery.exactness) == (STEPS, "bitwise")
     assert optimizer.param_groups[1]["weight_decay"] == Job().optimizer.param_groups[1]["weight_decay"]
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_recovery_of_another_run(tmp_path: Path, whole: Path, has_log: bool) -> None:
+    """Its epoch would make the log unreadable; nothing is written."""
+    run = tmp_path / "run"
+    if has_log:
+        logged(run)
+    before = sorted(tmp_path.rglob("*"))
+    job = Job()
+    recovery = ucp.recover(whole, job.model, job.optimizer, state=job.objects)
+    with pytest.raises(ucp.MismatchError, match="another run"):
+        ucp.UpdateLog(run, job.model, job.optimizer, after=recovery)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("updates.ucplog", "UCP-E-MISMATCH"), ("step-0.ucp", "UCP-E-EXISTS")]
+)
+def test_what_lies_in_a_run_in_place_of_it(whole: Path, name: str, code: str) -> None:
+    """As a run it would look empty, and training begin again."""
+    job = Job()
+    for call in (ucp.recover, ucp.UpdateLog):
+        with pytest.raises(ucp.UcpError, match="lies in") as caught:
+            call(whole / name, job.model, job.optimizer)
+        assert caught.value.code == code
 
 
 def test_a_stale_recovery(tmp_path: Path, whole: Path) -> None:

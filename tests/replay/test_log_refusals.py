@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,17 @@ class TestRefusals:
         model = nn.Linear(2, 2)
         with pytest.raises(ucp.MismatchError, match=name):
             ucp.UpdateLog(tmp_path, model, torch.optim.SGD(model.parameters()), **{name: 0})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("after", 3), ("compressor", "topk"), ("replica", "yes"), ("pending_bytes", "1"), ("batch", True)],
+    )
+    def test_options_of_another_kind(self, tmp_path: Path, name: str, value: object) -> None:
+        model = nn.Linear(2, 2)
+        options: Any = {name: value}
+        with pytest.raises(ucp.MismatchError, match=f"{name}= is "):
+            ucp.UpdateLog(tmp_path, model, torch.optim.SGD(model.parameters()), **options)
+        assert not list(tmp_path.iterdir())
 
     def test_other_objects_than_were_logged(self, tmp_path: Path) -> None:
         """UCP-R-043: another optimizer, other groups, another model, another state."""

@@ -15,7 +15,7 @@ from ucpformat.replay.begun_options import BEGUN_OPTIONS
 from ucpformat.replay.exactness import exactness_of, profile_of
 from ucpformat.replay.tracked import optimizer_name, shared_out
 from ucpformat.update_log.documents import After, Epoch, LogDocument
-from ucpformat.update_log.place import LOG_KEY, epoch_key
+from ucpformat.update_log.place import LOG_KEY, epoch_key, has_log
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
@@ -29,7 +29,28 @@ if TYPE_CHECKING:
     from ucpformat.replay.tracked import TrackedState
     from ucpformat.update_log.place import LogPlace
 
-__all__ = ["begin_epoch", "goes_on"]
+__all__ = ["begin_epoch", "goes_on", "require_own_recovery"]
+
+
+def require_own_recovery(url: str, after: Recovery | None, group: Group) -> None:
+    """Refuse what the recovery of another run has returned: an epoch of another log would make this one unreadable.
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH``; what reading the document of the log raises.
+    """
+
+    def look() -> bytes:
+        if after is None or after.log is None:
+            return b""
+        if not has_log(url):
+            return b"there is no log"
+        with StoredLog(url, verify=False) as log:
+            return b"" if log.document.id == after.log else b"this is another log"
+
+    problem = decided(group, look).decode()
+    if problem:
+        message = f"after= is what recover() has returned of another run: {problem}; recover() from this one"
+        raise error("UCP-E-MISMATCH", message, at=url)
 
 
 def goes_on(url: str, epoch: Epoch, before: int | None, path: str) -> bool:

@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
+from ucpformat.replay.replica.options import Replica
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ucpformat.update_log.documents import Epoch
 
-__all__ = ["gradient_bytes", "require_of_replica", "require_same_groups", "require_steps", "steps_of_batch"]
+__all__ = [
+    "gradient_bytes",
+    "require_kinds",
+    "require_of_replica",
+    "require_same_groups",
+    "require_steps",
+    "steps_of_batch",
+]
 
 _BATCH_BYTES: Final = 1 << 18
 _MOST_STEPS: Final = 64
@@ -22,8 +30,20 @@ _MOST_STEPS: Final = 64
 def require_steps(**numbers: object) -> None:
     """Refuse what is no number of steps; raises ``UCP-E-MISMATCH``."""
     for name, number in numbers.items():
-        if not (number in ("auto", None) or (isinstance(number, int) and number > 0)):
+        if not (number in ("auto", None) or (type(number) is int and number > 0)):
             raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
+
+
+def require_kinds(after: object, compressor: object, replica: object, pending_bytes: object) -> None:
+    """Refuse what is of another kind than `UpdateLog` takes, before it does anything; raises ``UCP-E-MISMATCH``."""
+    for name, value, is_right, what in (
+        ("after", after, after is None or hasattr(after, "next_epoch"), "what recover() has returned"),
+        ("compressor", compressor, compressor is None or hasattr(compressor, "compress"), "a compressor"),
+        ("replica", replica, isinstance(replica, bool | Replica), "True, False or a Replica"),
+        ("pending_bytes", pending_bytes, type(pending_bytes) is int and pending_bytes >= 0, "a number"),
+    ):
+        if not is_right:
+            raise error("UCP-E-MISMATCH", f"{name}= is {what}, not {value!r}", at=name)
 
 
 def require_of_replica(batch: object, residuals: object, mtbf: float | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.urls import local_path
+from ucpformat.storage.stores.urls import local_path, name_of, open_store
 from ucpformat.update_log.documents import least_exact
 from ucpformat.update_log.durability import extent_of, require_on_branch
+from ucpformat.update_log.place import LOG_KEY, SUFFIX, sorted_keys
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.residuals import residuals_step
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
 
     from ucpformat.manager.run_directory import RunDirectory
@@ -48,6 +49,13 @@ def log_url(run: str | os.PathLike[str]) -> str:
     """Return where the log of a run lies."""
     path = local_path(run)
     return f"{(str(run) if path is None else path).rstrip('/')}/{LOG_NAME}"
+
+
+def require_run(run: str | os.PathLike[str]) -> None:
+    """Refuse a log where its run is asked for: as a run it would look empty; raises ``UCP-E-MISMATCH``."""
+    if name_of(os.fspath(run).rstrip("/")).endswith(SUFFIX):
+        message = "this is an update log; give the directory of the run that it lies in"
+        raise error("UCP-E-MISMATCH", message, at=os.fspath(run))
 
 
 class PlannedSteps(NamedTuple):
@@ -126,16 +134,44 @@ def plan_recovery(
     With ``keep_residuals`` the recovery ends with the last state whose residuals are stored.
 
     Raises:
-        UcpError: ``UCP-E-LOG`` where durable steps would be lost, or no checkpoint can be gone on from.
+        UcpError: ``UCP-E-LOG`` where durable steps would be lost, or no checkpoint can be gone on from;
+            ``UCP-E-MISMATCH`` for a log, and ``UCP-E-EXISTS`` for a checkpoint, in place of their run.
     """
+    require_run(run)
     try:
         log = StoredLog(log_url(run))
     except UcpError as problem:
         if problem.code != "UCP-E-NOT-FOUND":
             raise
-        return _without_steps(open_run(run))
+        directory = open_run(run)
+        directory.require_no_checkpoint()
+        _require_no_rest(log_url(run))
+        return _without_steps(directory)
     with log:
         return plan_with_log(run, log, allow_loss=allow_loss, keep_residuals=keep_residuals)
+
+
+def _require_no_rest(url: str) -> None:
+    """Refuse what is left of a log without its document: its steps would be lost without a word.
+
+    Raises:
+        InvalidCheckpointError: ``UCP-E-MISSING``.
+    """
+    store = open_store(url)
+    try:
+        keys = sorted_keys(store.keys())
+    except UcpError as problem:
+        if problem.code != "UCP-E-NOT-FOUND":
+            raise
+        return
+    finally:
+        store.close()
+    if keys.epochs or keys.batches:
+        message = (
+            "the document of the log is gone, and epochs or batches are there: restore it from a copy, or move what is "
+            "left of the log away, to go on from the checkpoint alone"
+        )
+        raise error("UCP-E-MISSING", message, at=f"{url}/{LOG_KEY}")
 
 
 def plan_or_problem(run: str | os.PathLike[str], log: StoredLog) -> tuple[RecoveryPlan | None, list[Problem]]:

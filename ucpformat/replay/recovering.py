@@ -15,7 +15,7 @@ from ucpformat.replay.begun_options import begun_options, require_same_options
 from ucpformat.replay.compressors import residuals_of
 from ucpformat.replay.exactness import require_replayable
 from ucpformat.replay.own_values import encoded_values, give_back
-from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery
+from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery, require_run
 from ucpformat.replay.replaying import LiveJob, Replay, Replayed, SumsDifferError, own_values_differ
 from ucpformat.replay.replica.taking import Taken, taken
 from ucpformat.replay.tracked import RESIDUALS, optimizer_name, tracked_state
@@ -124,6 +124,7 @@ def recover(
     >>> ucp.recover("run", model, optimizer).step
     5
     """
+    require_run(run)
     require_replayable(optimizer)
     together = group_of(group)
     url = log_url(run)

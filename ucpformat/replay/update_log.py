@@ -13,7 +13,7 @@ from ucpformat.errors import error
 from ucpformat.manager import CheckpointManager
 from ucpformat.model.root import LogPosition
 from ucpformat.replay.batch_writer import BatchWriter
-from ucpformat.replay.beginning import begin_epoch, goes_on
+from ucpformat.replay.beginning import begin_epoch, goes_on, require_own_recovery
 from ucpformat.replay.begun_options import begun_options
 from ucpformat.replay.capture import Capture
 from ucpformat.replay.compressors import residuals_of
@@ -22,13 +22,14 @@ from ucpformat.replay.exactness import require_replayable
 from ucpformat.replay.full_pace import FullPace, LogGrowth
 from ucpformat.replay.log_options import (
     gradient_bytes,
+    require_kinds,
     require_of_replica,
     require_same_groups,
     require_steps,
     steps_of_batch,
 )
 from ucpformat.replay.own_values import encoded_values, own_values
-from ucpformat.replay.plan import log_url
+from ucpformat.replay.plan import log_url, require_run
 from ucpformat.replay.replica.feed import ReplicaFeed, Setting, require_local
 from ucpformat.replay.replica.options import Replica
 from ucpformat.replay.state_sums import state_sums
@@ -124,6 +125,8 @@ class UpdateLog:
         replica: bool | Replica = False,
         group: object = None,
     ) -> None:
+        require_run(run)
+        require_kinds(after, compressor, replica, pending_bytes)
         require_replayable(optimizer)
         require_steps(
             batch=batch, full_every=full_every, check_every=check_every, residuals_every=residuals_every
@@ -146,6 +149,7 @@ class UpdateLog:
         self._url = log_url(run)
         self._place = LogPlace(self._url)
         self._is_closed = False
+        require_own_recovery(self._url, after, self._group)
         self._manager = CheckpointManager(
             run, keep_last=keep_full, asynchronous=not replica, group=self._group
         )
@@ -154,13 +158,7 @@ class UpdateLog:
         self._immediate = {name: one for name, one in self._objects.items() if name not in self._late}
         self._values = own_values(self._immediate, rng=self._rng)
         saved = None if after is None else after.checkpoint_step
-        if (
-            after is not None
-            and after.from_replica
-            and saved is None
-            and after.log
-            and after.epoch is not None
-        ):
+        if after and after.from_replica and saved is None and after.log and after.epoch is not None:
             # The replica could not. Ahead of the epoch, since nothing on the disk leads to the state behind it.
             self._save_checkpoint(LogPosition(after.log, after.epoch))
             self._manager.wait()

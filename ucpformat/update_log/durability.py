@@ -93,5 +93,7 @@ def require_on_branch(branch: Sequence[Stretch], epoch: int, step: int, at: str)
                 return
             message = f"epoch {epoch} counts up to step {stop} only, and the checkpoint has step {step}"
             raise error("UCP-E-LOG", message, at=at)
+    if not branch:
+        raise error("UCP-E-LOG", f"the checkpoint is of epoch {epoch}, and the log has no epoch", at=at)
     message = f"epoch {epoch} is not one that the newest goes on from: this state was given up in a recovery"
     raise error("UCP-E-LOG", message, at=at)
