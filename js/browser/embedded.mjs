@@ -16,18 +16,27 @@ export class EmbeddedStore {
     this.objects = new Map(Object.entries(objects));
   }
 
+  /** @param {string} key */
   #object(key) {
     const object = this.objects.get(key);
     if (!object) throw new UcpError('UCP-E-MISSING', key, 'this page does not carry it: drop the checkpoint on the page');
     return object;
   }
 
-  /** The length of an object in bytes; UCP-E-MISSING if the page does not know it. */
+  /**
+   * The length of an object in bytes; UCP-E-MISSING if the page does not know it.
+   * @param {string} key
+   */
   lengthOf(key) {
     return this.#object(key).length;
   }
 
-  /** Reads a range of an object; UCP-E-MISSING, UCP-E-LENGTH. */
+  /**
+   * Reads a range of an object; UCP-E-MISSING, UCP-E-LENGTH.
+   * @param {string} key
+   * @param {number} offset
+   * @param {number} length
+   */
   read(key, offset, length) {
     const object = this.#object(key);
     if (object.deflated === undefined) {

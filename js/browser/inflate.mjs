@@ -24,7 +24,11 @@ export function crc32(bytes) {
 const MAX_BITS = 15;
 const LENGTHS_ORDER = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
-/** Bases of lengths and distances from the extra bits of each symbol (RFC 1951, 3.2.5). */
+/**
+ * Bases of lengths and distances from the extra bits of each symbol (RFC 1951, 3.2.5).
+ * @param {number} first
+ * @param {number[]} extras
+ */
 function basesOf(first, extras) {
   let base = first;
   return extras.map((bits) => {
@@ -81,7 +85,10 @@ const fixedTables = () => {
 };
 
 class Inflater {
-  /** @param {Uint8Array} bytes */
+  /**
+   * @param {number} length
+   * @param {Uint8Array} bytes
+   */
   constructor(bytes, length) {
     this.bytes = bytes;
     this.at = 0;
@@ -91,7 +98,10 @@ class Inflater {
     this.filled = 0;
   }
 
-  /** Has at least `count` bits at hand; zeros stand for those behind the end. */
+  /**
+   * Has at least `count` bits at hand; zeros stand for those behind the end.
+   * @param {number} count
+   */
   fill(count) {
     while (this.count < count) {
       if (this.at >= this.bytes.length + 2) refuse('the stream ends early');
@@ -101,6 +111,7 @@ class Inflater {
     }
   }
 
+  /** @param {number} count */
   take(count) {
     if (count === 0) return 0;
     this.fill(count);
@@ -110,6 +121,7 @@ class Inflater {
     return value;
   }
 
+  /** @param {Uint16Array} table */
   symbol(table) {
     this.fill(MAX_BITS);
     const entry = table[this.bits & 0x7fff];
@@ -164,6 +176,7 @@ class Inflater {
     };
   }
 
+  /** @param {{literals: Uint16Array, distances: Uint16Array}} tables */
   coded({literals, distances}) {
     const {out} = this;
     for (;;) {

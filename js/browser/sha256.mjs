@@ -4,8 +4,13 @@
  * Browsers have it only behind a promise, and only on pages from HTTPS or from this machine.
  */
 
-/** The first 32 bits of the fractional parts of roots of the first primes. */
+/**
+ * The first 32 bits of the fractional parts of roots of the first primes.
+ * @param {number} count
+ * @param {(x: number) => number} root
+ */
 function rootsOfPrimes(count, root) {
+  /** @type {number[]} */
   const primes = [];
   for (let n = 2; primes.length < count; n += 1) if (primes.every((prime) => n % prime !== 0)) primes.push(n);
   return Int32Array.from(primes, (prime) => Math.floor((root(prime) % 1) * 2 ** 32));

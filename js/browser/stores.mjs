@@ -20,7 +20,10 @@ const KEPT_BYTES = 2 << 20;
 export class HttpStore {
   /** @type {Map<string, number>} by key */
   #lengths = new Map();
-  /** The last answers, the newest first: who looks around reads the same blocks again. */
+  /**
+   * The last answers, the newest first: who looks around reads the same blocks again.
+   * @type {{key: string, offset: number, bytes: Uint8Array}[]}
+   */
   #recent = [];
   /** What was fetched: requests, and bytes of their bodies. */
   fetched = {requests: 0, bytes: 0};
@@ -33,6 +36,9 @@ export class HttpStore {
 
   /**
    * Asks for bytes [start, stop) of an object.
+   * @param {string} key
+   * @param {number} start
+   * @param {number} stop
    * @returns {{bytes: Uint8Array, length: number}} what came, perhaps less, and the object's length
    */
   #request(key, start, stop) {
@@ -60,7 +66,10 @@ export class HttpStore {
     throw new UcpError('UCP-E-STORE', key, detail);
   }
 
-  /** The length of an object in bytes; UCP-E-MISSING if there is none. */
+  /**
+   * The length of an object in bytes; UCP-E-MISSING if there is none.
+   * @param {string} key
+   */
   lengthOf(key) {
     const known = this.#lengths.get(key);
     if (known !== undefined) return known;
@@ -72,6 +81,9 @@ export class HttpStore {
 
   /**
    * Reads a range of an object.
+   * @param {string} key
+   * @param {number} offset
+   * @param {number} length
    * @throws {UcpError} UCP-E-MISSING, UCP-E-LENGTH, UCP-E-STORE
    */
   read(key, offset, length) {
@@ -89,12 +101,23 @@ export class HttpStore {
     return answer.bytes;
   }
 
+  /**
+   * @param {string} key
+   * @param {number} offset
+   * @param {Uint8Array} bytes
+   */
   #keep(key, offset, bytes) {
     if (bytes.length > KEPT_BYTES) return;
     this.#recent.unshift({key, offset, bytes: bytes.slice()});
     this.#recent.length = Math.min(this.#recent.length, KEPT);
   }
 
+  /**
+   * @param {string} key
+   * @param {number} length
+   * @param {number} wanted
+   * @returns {never}
+   */
   #ends(key, length, wanted) {
     throw new UcpError('UCP-E-LENGTH', key, `ends at ${length}, before ${wanted}`);
   }
@@ -119,18 +142,27 @@ export class FilesStore {
     this.files = files;
   }
 
+  /** @param {string} key */
   #file(key) {
     const file = this.files.get(key);
     if (!file) throw new UcpError('UCP-E-MISSING', key, 'the directory has no such file');
     return file;
   }
 
-  /** The length of an object in bytes; UCP-E-MISSING if there is none. */
+  /**
+   * The length of an object in bytes; UCP-E-MISSING if there is none.
+   * @param {string} key
+   */
   lengthOf(key) {
     return this.#file(key).size;
   }
 
-  /** Reads a range of an object; UCP-E-MISSING, UCP-E-LENGTH, UCP-E-STORE. */
+  /**
+   * Reads a range of an object; UCP-E-MISSING, UCP-E-LENGTH, UCP-E-STORE.
+   * @param {string} key
+   * @param {number} offset
+   * @param {number} length
+   */
   read(key, offset, length) {
     const file = this.#file(key);
     if (offset + length > file.size) throw new UcpError('UCP-E-LENGTH', key, `ends at ${file.size}, before ${offset + length}`);

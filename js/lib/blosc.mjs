@@ -22,6 +22,7 @@ const refuse = (detail) => {
 export function unlz4(bytes, out) {
   let from = 0;
   let to = 0;
+  /** @param {number} nibble */
   const length = (nibble) => {
     let count = nibble;
     if (nibble === 15) {
@@ -51,7 +52,13 @@ export function unlz4(bytes, out) {
   if (to !== out.length) refuse('a block ends too early');
 }
 
-/** Copies what came out before, which may overlap; returns where that ends. */
+/**
+ * Copies what came out before, which may overlap; returns where that ends.
+ * @param {Uint8Array} out
+ * @param {number} to
+ * @param {number} offset
+ * @param {number} count
+ */
 function copyMatch(out, to, offset, count) {
   if (offset === 0 || offset > to) refuse('a match begins before the block');
   if (count > out.length - to) refuse('a match ends too late');
@@ -106,7 +113,11 @@ export function unblosclz(bytes, out) {
   if (to !== out.length) refuse('a block ends too early');
 }
 
-/** Decodes a zlib stream (RFC 1950) into all of `out`. */
+/**
+ * Decodes a zlib stream (RFC 1950) into all of `out`.
+ * @param {Uint8Array} bytes
+ * @param {Uint8Array} out
+ */
 function unzlib(bytes, out) {
   if (bytes.length < 6 || (bytes[0] & 15) !== 8 || bytes[1] & 32 || ((bytes[0] << 8) | bytes[1]) % 31 !== 0) {
     refuse('a stream has no zlib header');
@@ -124,9 +135,14 @@ function unzlib(bytes, out) {
 }
 
 /** Decoders of blocks, by the number in the header; number 2 is Snappy, which no checkpoint has. */
+/** @type {(((bytes: Uint8Array, out: Uint8Array) => void) | null)[]} */
 const DECODERS = [unblosclz, unlz4, null, unzlib, (bytes, out) => out.set(unzstd(bytes, out.length))];
 
-/** Puts the bytes of elements together again, of which block by block the first came first. */
+/**
+ * Puts the bytes of elements together again, of which block by block the first came first.
+ * @param {Uint8Array} bytes
+ * @param {number} size
+ */
 function unshuffled(bytes, size) {
   const count = Math.floor(bytes.length / size);
   const out = new Uint8Array(bytes.length);
@@ -138,7 +154,11 @@ function unshuffled(bytes, size) {
   return out;
 }
 
-/** The same of bits, in runs of eight elements; a block with another number of elements was left as it is. */
+/**
+ * The same of bits, in runs of eight elements; a block with another number of elements was left as it is.
+ * @param {Uint8Array} bytes
+ * @param {number} size
+ */
 function bitUnshuffled(bytes, size) {
   const count = Math.floor(bytes.length / size);
   if (count % 8 !== 0) return bytes;

@@ -2,11 +2,18 @@
  * Boxes (SPEC section 3), copies between strided boxes, and exact tilings.
  */
 
-/** @typedef {{offset: number[], shape: number[]}} Box */
+/**
+ * @param {number[]} extents
+ * @typedef {{offset: number[], shape: number[]}} Box
+ */
 
 export const product = (extents) => extents.reduce((a, b) => a * b, 1);
 
-/** Row-major strides of a dense tensor, in elements. */
+/**
+ * Row-major strides of a dense tensor, in elements.
+ * @param {number[]} shape
+ * @returns {number[]}
+ */
 export function stridesOf(shape) {
   const strides = new Array(shape.length);
   let stride = 1;
@@ -17,7 +24,15 @@ export function stridesOf(shape) {
   return strides;
 }
 
+/**
+ * @param {number[]} a
+ * @param {number[]} b
+ */
 export const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+/**
+ * @param {number[]} a
+ * @param {number[]} b
+ */
 export const subtract = (a, b) => a.map((x, i) => x - b[i]);
 
 /**
@@ -37,7 +52,11 @@ export function intersect(a, b) {
   return {offset, shape};
 }
 
-/** Whether a box lies within a tensor of this shape. */
+/**
+ * Whether a box lies within a tensor of this shape.
+ * @param {Box} box
+ * @param {number[]} shape
+ */
 export function fits(box, shape) {
   return box.offset.length === shape.length && box.shape.length === shape.length
     && shape.every((extent, i) => box.offset[i] <= extent && box.shape[i] <= extent - box.offset[i]);
@@ -58,6 +77,7 @@ export function fits(box, shape) {
 export function copyBox(target, source, shape, size) {
   if (shape.includes(0)) return;
   // Dimensions of extent 1 go, and dimensions that are dense in both views merge.
+  /** @type {{extent: number, to: number, from: number}[]} */
   const dims = [];
   for (let i = shape.length - 1; i >= 0; i -= 1) {
     if (shape[i] === 1) continue;
@@ -92,6 +112,13 @@ export function copyBox(target, source, shape, size) {
   }
 }
 
+/**
+ * @param {Uint8Array} target
+ * @param {number} to
+ * @param {Uint8Array} source
+ * @param {number} from
+ * @param {number} length
+ */
 function copyRun(target, to, source, from, length) {
   if (length > 32) {
     target.set(source.subarray(from, from + length), to);
@@ -118,6 +145,7 @@ const PRIME = (1n << 61n) - 1n;
 export function tiles(boxes, shape) {
   /** @type {Map<number, bigint>[]} */
   const values = shape.map(() => new Map());
+  /** @type {(i: number, x: number) => bigint} */
   const random = (i, x) => {
     let value = values[i].get(x);
     if (value === undefined) {
@@ -126,6 +154,7 @@ export function tiles(boxes, shape) {
     }
     return value;
   };
+  /** @param {Box} box */
   const weigh = (box) => {
     let weight = 1n;
     for (let i = 0; i < shape.length; i += 1) {

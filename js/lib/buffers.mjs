@@ -11,15 +11,20 @@ import {coordinatesOf, lookup} from './mesh.mjs';
 /** @typedef {import('./layout.mjs').Mesh} Mesh */
 /** @typedef {import('./layout.mjs').Step} Step */
 /** @typedef {import('./layout.mjs').Place} Place */
+/** @typedef {{mesh: Mesh, buffer: string, steps: Step[], place: Place, shape: number[], at: string}} Tensor one in a buffer; `buffer` is equal for those of one */
 
 /** @type {(at: string, detail: string) => never} */
 const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
 
+/** @param {Step[]} steps */
 const concatIn = (steps) => steps.findIndex(({kind}) => kind === 'concat');
 
-/** The shards of steps, those of blocks included. */
+/**
+ * The shards of steps, those of blocks included.
+ * @param {Step[]} steps
+ */
 const shardsOf = (steps) => steps.flatMap((step) => [step, ...(step.steps ?? []).flatMap((own) => own ?? [])])
   .filter(({kind}) => kind === 'shard');
 
@@ -40,7 +45,7 @@ export function checkPlace(mesh, steps, place, at) {
   const found = axes.map((name) => mesh.axes.find((axis) => axis.name === name)
     ?? refuse(at, `there is no axis ${name}`));
   for (const {axis} of shardsOf(steps.slice(concat + 1))) {
-    if (axes.includes(axis)) refuse(at, `the buffer is split over ${axis}, an axis of the place`);
+    if (axis !== undefined && axes.includes(axis)) refuse(at, `the buffer is split over ${axis}, an axis of the place`);
   }
   for (const {kind, axis} of steps) {
     if (kind === 'partial' && axis !== undefined && axes.includes(axis)) refuse(at, `copies along ${axis} lie alike in the buffer`);
@@ -70,7 +75,12 @@ export function unlikeInGroup(layouts) {
   });
 }
 
-/** What a tensor takes of its buffer at a coordinate of a mesh, or null where it is not held. */
+/**
+ * What a tensor takes of its buffer at a coordinate of a mesh, or null where it is not held.
+ * @param {Tensor} tensor
+ * @param {Mesh} part the axes that matter
+ * @param {number[]} coordinate
+ */
 function takenAt({mesh, steps, place, shape, at}, part, coordinate) {
   const concat = concatIn(steps);
   const before = steps.filter(({kind}, i) => i < concat || kind === 'only');
@@ -80,7 +90,11 @@ function takenAt({mesh, steps, place, shape, at}, part, coordinate) {
   return {start, stop: start + product(kept.shape), total};
 }
 
-/** The axes on which it depends what tensors take, as a mesh. */
+/**
+ * The axes on which it depends what tensors take, as a mesh.
+ * @param {Tensor[]} tensors
+ * @returns {Mesh}
+ */
 function axesOf(tensors) {
   const [{mesh}] = tensors;
   const names = new Set(tensors.flatMap(({steps, place}) => [
@@ -89,12 +103,18 @@ function axesOf(tensors) {
   return {axes: mesh.axes.filter(({name}) => names.has(name))};
 }
 
-/** The tensors of one buffer that do not go with one before them. */
+/**
+ * The tensors of one buffer that do not go with one before them.
+ * @param {Tensor[]} tensors
+ * @returns {Generator<{order: number, detail: string}>}
+ */
 function* faults(tensors) {
   const part = axesOf(tensors);
   for (const coordinate of coordinatesOf(part)) {
-    const held = tensors.map((tensor, order) => ({order, ...takenAt(tensor, part, coordinate)}))
-      .filter(({start}) => start !== undefined);
+    const held = tensors.flatMap((tensor, order) => {
+      const taken = takenAt(tensor, part, coordinate);
+      return taken === null ? [] : [{order, ...taken}];
+    });
     for (const {order, total} of held) {
       if (total !== held[0].total) yield {order, detail: 'another slot of the buffer says another length of it'};
     }
@@ -112,8 +132,7 @@ function* faults(tensors) {
 /**
  * Slots that take what another takes of their buffer, or say another length of it (UCP-D-073,
  * UCP-D-074).
- * @param {{mesh: Mesh, buffer: string, steps: Step[], place: Place, shape: number[], at: string}[]} tensors
- *   in order of table rows, each with a sound layout and place; `buffer` is equal for those of one
+ * @param {Tensor[]} tensors in order of table rows, each with a sound layout and place
  * @returns {{at: string, detail: string}[]} for each pair the later, once
  */
 export function bufferFaults(tensors) {
@@ -129,7 +148,12 @@ export function bufferFaults(tensors) {
   });
 }
 
-/** A slot with a place, as {@link bufferFaults} takes it: slots of one name, mesh and group are in one buffer. */
+/**
+ * A slot with a place, as {@link bufferFaults} takes it: slots of one name, mesh and group are in one buffer.
+ * @param {{name: string, place: Place, shape: number[], at: string}} slot
+ * @param {{mesh: number, steps: Step[]}} layout
+ * @param {Mesh[]} meshes
+ */
 export function tensorOf({name, place, shape, at}, {mesh, steps}, meshes) {
   const buffer = JSON.stringify([name, mesh, steps[concatIn(steps)].group]);
   return {mesh: meshes[mesh], buffer, steps, place, shape, at};

@@ -4,10 +4,17 @@
 
 const ENCODER = new TextEncoder();
 
-/** The UTF-8 bytes of a text. */
+/**
+ * The UTF-8 bytes of a text.
+ * @param {string} text
+ */
 export const bytesOf = (text) => ENCODER.encode(text);
 
-/** Whether two runs of bytes are the same. */
+/**
+ * Whether two runs of bytes are the same.
+ * @param {Uint8Array} a
+ * @param {Uint8Array} b
+ */
 export function sameBytes(a, b) {
   return a.length === b.length && a.every((byte, i) => byte === b[i]);
 }
@@ -27,7 +34,12 @@ export function indexOfBytes(bytes, wanted, from = 0) {
   return -1;
 }
 
-/** Whether two values out of plain objects, arrays and scalars are equal, whatever the order of members. */
+/**
+ * Whether two values out of plain objects, arrays and scalars are equal, whatever the order of members.
+ * @param {any} a
+ * @param {any} b
+ * @returns {boolean}
+ */
 export function isEqual(a, b) {
   if (a === b) return true;
   if (typeof a !== 'object' || typeof b !== 'object' || a === null || b === null) return false;

@@ -7,15 +7,23 @@ import {extentOf} from './spans.mjs';
 import {boxesOfRange} from './views.mjs';
 
 /** @typedef {import('./pieces.mjs').Piece} Piece */
+/** @typedef {import('./spans.mjs').Span} Span */
+
+/** @typedef {import('./boxes.mjs').Box & {local: number}} Located a box, and the local element with which it begins */
 
 /**
  * A canonical list R(i), with the local elements of its pieces relative to `base`.
- * @typedef {{pieces: Piece[], base: number}} List
+ * @typedef {{pieces: readonly Piece[], base: number}} List
  */
 
-/** Whether two lists agree in everything but local elements (SPEC section 13, rule 2). */
+/**
+ * Whether two lists agree in everything but local elements (SPEC section 13, rule 2).
+ * @param {List} a
+ * @param {List} b
+ */
 function sameStructure(a, b) {
   if (a.pieces === b.pieces) return true;
+  /** @type {(x: number[], y: number[]) => boolean} */
   const same = (x, y) => x.every((value, i) => value === y[i]);
   return a.pieces.length === b.pieces.length && a.pieces.every((piece, i) => {
     const other = b.pieces[i];
@@ -35,7 +43,11 @@ class Groups {
    */
   #group = null;
 
-  /** Visits index `i` with the list R(i); an index without pieces belongs to no group. */
+  /**
+   * Visits index `i` with the list R(i); an index without pieces belongs to no group.
+   * @param {number} i
+   * @param {List} list
+   */
   add(i, list) {
     if (list.pieces.length === 0) return;
     const group = this.#group;
@@ -57,8 +69,13 @@ class Groups {
   /**
    * Visits `count` indices from `i` on whose lists differ by `step` in every local element.
    * After three of them the group has two whose step is that of all that follow.
+   * @param {number} i
+   * @param {List} list
+   * @param {number} step
+   * @param {number} count
    */
   addRun(i, list, step, count) {
+    /** @type {(k: number) => List} */
     const at = (k) => ({pieces: list.pieces, base: list.base + k * step});
     for (let k = 0; k < Math.min(count, 3); k += 1) this.add(i + k, at(k));
     if (count > 3 && this.#group && list.pieces.length > 0) {
@@ -85,7 +102,10 @@ class Groups {
   }
 }
 
-/** Spans of the flat tensor that are no padding, each with the local element of its first. */
+/**
+ * Spans of the flat tensor that are no padding, each with the local element of its first.
+ * @param {Span[]} flat
+ */
 function runsOf(flat) {
   let before = 0;
   return flat.map(([start, stop, padding]) => {
@@ -94,6 +114,7 @@ function runsOf(flat) {
   }).filter(({padding}) => !padding);
 }
 
+/** @type {readonly Piece[]} */
 const POINT = Object.freeze([{offset: [], shape: [], local: 0, strides: []}]);
 
 /**
@@ -113,7 +134,10 @@ function piecesOfSpans({dims, flat}) {
   if (total === 0) return [];
   const strides = stridesOf(extents);
   const runs = runsOf(flat ?? [[0, total]]);
-  /** The first run that ends behind a flat element. */
+  /**
+   * The first run that ends behind a flat element.
+   * @param {number} element
+   */
   const runBehind = (element) => {
     let low = 0;
     let high = runs.length;
@@ -124,8 +148,12 @@ function piecesOfSpans({dims, flat}) {
     }
     return runs[low];
   };
+  /** @type {(readonly Piece[])[]} */
   const whole = new Array(dims.length);
-  /** The list of dimensions from d on where all they keep is held, local elements from 0 on. */
+  /**
+   * The list of dimensions from d on where all they keep is held, local elements from 0 on.
+   * @type {(d: number) => readonly Piece[]}
+   */
   const wholeList = (d) => {
     if (d === dims.length) return POINT;
     if (!whole[d]) {
@@ -140,7 +168,10 @@ function piecesOfSpans({dims, flat}) {
     }
     return whole[d];
   };
-  /** The list of dimensions from d on, for the part of the flat tensor from `origin` on. */
+  /**
+   * The list of dimensions from d on, for the part of the flat tensor from `origin` on.
+   * @type {(d: number, origin: number) => Piece[]}
+   */
   const visit = (d, origin) => {
     const groups = new Groups();
     const stride = strides[d];
@@ -172,7 +203,10 @@ function piecesOfSpans({dims, flat}) {
   return runs.slice(0, 1).map(({local}) => ({...POINT[0], local}));
 }
 
-/** Spans of a dimension that are no padding, with the position of each in the local tensor. */
+/**
+ * Spans of a dimension that are no padding, with the position of each in the local tensor.
+ * @param {Span[]} spans
+ */
 function placed(spans) {
   let before = 0;
   return spans.map(([start, stop, padding]) => {
@@ -185,7 +219,7 @@ function placed(spans) {
  * Boxes of the view, each with its first local element, that together are what a coordinate keeps.
  * The local strides are the same for all of them.
  * @param {import('./layout.mjs').Kept} kept of dimensions that are not those of the view
- * @returns {{boxes: Piece[], strides: number[]}}
+ * @returns {{boxes: Located[], strides: number[]}}
  */
 function boxesOf({viewed: {view, dims: written}, dims, flat}) {
   const digits = /** @type {number[][]} */ (written);
@@ -196,8 +230,12 @@ function boxesOf({viewed: {view, dims: written}, dims, flat}) {
   digits.forEach((list, d) => stridesOf(radices[d]).forEach((inner, k) => {
     strides[list[k]] = outer[d] * inner;
   }));
+  /** @type {Located[]} */
   const boxes = [];
-  /** Adds the boxes of what is held within a box of positions, whose first local element is `local`. */
+  /**
+   * Adds the boxes of what is held within a box of positions, whose first local element is `local`.
+   * @type {(box: import('./boxes.mjs').Box, local: number) => void}
+   */
   const add = ({offset, shape}, local) => {
     const found = dims.map((spans, d) => placed(spans).flatMap(({start, stop, position}) => {
       const first = Math.max(position, offset[d]);
@@ -211,6 +249,7 @@ function boxesOf({viewed: {view, dims: written}, dims, flat}) {
         return part;
       });
     }));
+    /** @type {(d: number, box: Located) => void} */
     const combine = (d, box) => {
       if (d === dims.length) boxes.push(box);
       else {
@@ -242,7 +281,7 @@ function boxesOf({viewed: {view, dims: written}, dims, flat}) {
 /**
  * The canonical pieces of disjoint boxes with common local strides: between two bounds of boxes on
  * a dimension, indices have the same list but for the local elements.
- * @param {Piece[]} boxes
+ * @param {Located[]} boxes
  * @param {number[]} strides
  * @returns {Piece[]} of dimensions from `d` on
  */
@@ -252,6 +291,7 @@ function piecesOfBoxes(boxes, strides, d = 0) {
   const bounds = [...new Set(sorted.flatMap(({offset, shape}) => [offset[d], offset[d] + shape[d]]))]
     .sort((a, b) => a - b);
   const groups = new Groups();
+  /** @type {Located[]} */
   let active = [];
   let next = 0;
   bounds.slice(0, -1).forEach((start, i) => {
@@ -265,7 +305,10 @@ function piecesOfBoxes(boxes, strides, d = 0) {
   return groups.finish();
 }
 
-/** The canonical pieces of what a coordinate keeps. */
+/**
+ * The canonical pieces of what a coordinate keeps.
+ * @param {import('./layout.mjs').Kept} kept
+ */
 export function canonicalPieces(kept) {
   if (kept.viewed.dims === null) return piecesOfSpans(kept);
   const {boxes, strides} = boxesOf(kept);

@@ -16,7 +16,14 @@ import {ChunkTable} from './table.mjs';
 /** @typedef {import('./documents.mjs').Atom} Atom */
 /** @typedef {import('./documents.mjs').Slot} Slot */
 
-/** What is made on first use, and kept. */
+/**
+ * What is made on first use, and kept.
+ * @template T
+ * @param {Map<string, any>} cache
+ * @param {string} key
+ * @param {() => T} make
+ * @returns {T}
+ */
 const once = (cache, key, make) => {
   if (!cache.has(key)) cache.set(key, make());
   return cache.get(key);
@@ -41,12 +48,18 @@ export class Checkpoint {
     return this.root.storage;
   }
 
-  /** Fetches a document, reads it, and raises what both found. */
+  /**
+   * Fetches a document, reads it, and raises what both found.
+   * @param {import('./root.mjs').Reference} reference
+   * @template T
+   * @param {string} schema
+   * @param {(document: Map<string, any>, problems: Problems) => T} read
+   */
   #document(reference, schema, read) {
     const problems = new Problems();
     const document = fetchDocument(this.store, reference, schema, problems);
     problems.raise();
-    const result = read(document, problems);
+    const result = read(/** @type {Map<string, any>} */ (document), problems);
     problems.raise();
     return result;
   }
@@ -60,11 +73,15 @@ export class Checkpoint {
     return once(this.#cache, `atoms ${i}`, () => this.readAtomsOfPart(i));
   }
 
-  /** The same, read anew and not kept: for who goes through all parts and wants little of each atom. */
+  /**
+   * The same, read anew and not kept: for who goes through all parts and wants little of each atom.
+   * @param {number} i
+   */
   readAtomsOfPart(i) {
     const part = this.root.parts[i];
-    return this.#document(part.index, 'index', (document, problems) => (
-      readAtoms(document, part, place(ROOT_KEY, `/parts/${i}`), this.root, problems)));
+    // Where some atom is refused, that has been raised.
+    return /** @type {Atom[]} */ (this.#document(part.index, 'index', (document, problems) => (
+      readAtoms(document, part, place(ROOT_KEY, `/parts/${i}`), this.root, problems))));
   }
 
   /**
@@ -95,7 +112,7 @@ export class Checkpoint {
 
   /**
    * The state document, or null.
-   * @returns {Map | null}
+   * @returns {Map<string, any> | null}
    */
   get state() {
     const reference = this.root.state;
@@ -110,7 +127,7 @@ export class Checkpoint {
 
   /**
    * The process images that it carries, by name.
-   * @returns {Map | undefined}
+   * @returns {Map<string, any> | undefined}
    */
   get images() {
     return this.state?.get('images');
@@ -118,7 +135,7 @@ export class Checkpoint {
 
   /**
    * The pipeline that was in flight when this was saved, or null.
-   * @returns {Map | null}
+   * @returns {Map<string, any> | null}
    */
   get pipeline() {
     return this.root.readFeatures.includes('weight-versions') ? this.state?.get('pipeline') ?? null : null;
@@ -162,7 +179,10 @@ export class Checkpoint {
     throw new UcpError('UCP-E-MISMATCH', '', `there is no atom ${name}`);
   }
 
-  /** Names and aliases of a part. */
+  /**
+   * Names and aliases of a part.
+   * @param {number} part
+   */
   #names(part) {
     return once(this.#cache, `names ${part}`, () => new Map(this.atomsOfPart(part).flatMap((atom) => (
       [atom.name, ...atom.aliases].map((name) => [name, atom])))));
@@ -209,7 +229,7 @@ export class Checkpoint {
    * @returns {Uint8Array[]}
    */
   readImage(name) {
-    return /** @type {Map} */ (this.images).get(name).get('files')
+    return /** @type {Map<string, any>[]} */ (/** @type {Map<string, any>} */ (this.images).get(name).get('files'))
       .map((file) => fetchReferenced(this.store, plain(file.get('object')), Infinity));
   }
 

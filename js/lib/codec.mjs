@@ -9,7 +9,10 @@ import {crc32c} from './crc32c.mjs';
 import {ZARR_CRC} from './zarr.mjs';
 import {unzstd} from './zstd.mjs';
 
-/** What a decoder says. */
+/**
+ * What a decoder says.
+ * @param {unknown} error
+ */
 const reasonOf = (error) => {
   const {code, message} = /** @type {Error & {code?: string}} */ (error);
   return code ?? message;
@@ -17,7 +20,7 @@ const reasonOf = (error) => {
 
 /**
  * Decodes a compressed chunk; never produces more than `length` bytes (UCP-R-027).
- * @param {Map} compressor
+ * @param {Map<string, any>} compressor
  * @param {Uint8Array} stored
  * @param {number} length of the raw bytes
  * @param {string} at
@@ -35,7 +38,10 @@ export function decompress(compressor, stored, length, at) {
 
 const FLAGS = {headerCrc: 2, extra: 4, name: 8, comment: 16, reserved: 0xe0};
 
-/** The length of the header of a gzip member (RFC 1952), or -1 where it is malformed. */
+/**
+ * The length of the header of a gzip member (RFC 1952), or -1 where it is malformed.
+ * @param {Uint8Array} bytes
+ */
 function gzipHeader(bytes) {
   if (bytes.length < 10 || bytes[0] !== 0x1f || bytes[1] !== 0x8b || bytes[2] !== 8) return -1;
   const flags = bytes[3];
@@ -58,7 +64,12 @@ function gzipHeader(bytes) {
   return at;
 }
 
-/** Exactly one gzip member and nothing behind it: `gunzip` would take several. */
+/**
+ * Exactly one gzip member and nothing behind it: `gunzip` would take several.
+ * @param {Uint8Array} stored
+ * @param {number} length
+ * @param {string} at
+ */
 function gunzipMember(stored, length, at) {
   /** @type {(detail: string) => never} */
   const refuse = (detail) => {
@@ -82,7 +93,10 @@ function gunzipMember(stored, length, at) {
   return raw;
 }
 
-/** What the Zarr codec `crc32c` appends to bytes. */
+/**
+ * What the Zarr codec `crc32c` appends to bytes.
+ * @param {Uint8Array} bytes
+ */
 export function zarrCrc(bytes) {
   const checksum = new Uint8Array(ZARR_CRC);
   new DataView(checksum.buffer).setUint32(0, crc32c(bytes), true);

@@ -19,13 +19,21 @@ export function sha256(bytes) {
 const UNSET = '0'.repeat(64);
 const DIGEST = /^sha256:[0-9a-f]{64}$/;
 
-/** Where the 64 digits stand, or -1 where they do not occur exactly once (UCP-D-019). */
+/**
+ * Where the 64 digits stand, or -1 where they do not occur exactly once (UCP-D-019).
+ * @param {Uint8Array} bytes
+ * @param {string} digits
+ */
 function findDigits(bytes, digits) {
   const wanted = bytesOf(digits);
   const at = indexOfBytes(bytes, wanted);
   return at >= 0 && indexOfBytes(bytes, wanted, at + 1) < 0 ? at : -1;
 }
 
+/**
+ * @param {Uint8Array} bytes
+ * @param {number} at
+ */
 function digestWithout(bytes, at) {
   const copy = new Uint8Array(bytes);
   copy.set(bytesOf(UNSET), at);
@@ -69,6 +77,7 @@ export class ContentDigest {
   #crc = 0;
   #filled = 0;
 
+  /** @param {number} crc */
   #finishBlock(crc) {
     const bytes = new Uint8Array(4);
     new DataView(bytes.buffer).setUint32(0, crc, true);
@@ -88,7 +97,10 @@ export class ContentDigest {
     }
   }
 
-  /** Takes `length` zero bytes; whole blocks of them have a known checksum. */
+  /**
+   * Takes `length` zero bytes; whole blocks of them have a known checksum.
+   * @param {number} length
+   */
   updateZeros(length) {
     let left = length;
     const head = this.#filled === 0 ? 0 : Math.min(left, BLOCK - this.#filled);
@@ -104,7 +116,10 @@ export class ContentDigest {
   }
 }
 
-/** The CRC-32C of every block of bytes, in order (SPEC section 16.5). */
+/**
+ * The CRC-32C of every block of bytes, in order (SPEC section 16.5).
+ * @param {Uint8Array} bytes
+ */
 export function blockChecksums(bytes) {
   const checksums = [];
   for (let at = 0; at < bytes.length; at += BLOCK) {

@@ -28,15 +28,15 @@ const MAX_NDIM = 32;
  * @property {number[]} shape
  * @property {number | null} layout index into the root's layouts
  * @property {import('./layout.mjs').Place | null} place in a flat buffer
- * @property {Map | null} compressor
+ * @property {Map<string, any> | null} compressor
  * @property {string | null} content
- * @property {Map | undefined} annotations
+ * @property {Map<string, any> | undefined} annotations
  * @property {import('./grid.mjs').Grid} grid
  * @property {number} firstChunk chunk of the part's table at which the slot begins
  * @property {string} label for messages
  * @property {string} at place in the index part
  */
-/** @typedef {{name: string, key: string, aliases: string[], annotations: Map | undefined,
+/** @typedef {{name: string, key: string, aliases: string[], annotations: Map<string, any> | undefined,
  *   slots: Slot[], at: string}} Atom */
 
 /**
@@ -61,25 +61,40 @@ export function fetchReferenced(store, {key, length, digest}, limit, {recorded =
 
 /**
  * Fetches and parses a document and checks its structure.
+ * @param {import('./stores.mjs').Store} store
+ * @param {import('./root.mjs').Reference} reference
  * @param {string} schema
  * @param {Problems} problems gets what breaks the schema
  * @param {{recorded?: boolean}} [options] of {@link fetchReferenced}
- * @returns {Map | null} null where it breaks the schema
+ * @returns {Map<string, any> | null} null where it breaks the schema
  */
 export function fetchDocument(store, reference, schema, problems, options) {
-  const document = /** @type {Map} */ (parse(fetchReferenced(store, reference, MAX_DOCUMENT, options), reference.key));
+  const document = /** @type {Map<string, any>} */ (parse(fetchReferenced(store, reference, MAX_DOCUMENT, options), reference.key));
   return checkSchema(schema, document, reference.key, problems) ? document : null;
 }
 
-/** Whether a shape is possible (UCP-D-033, UCP-D-034). */
+/**
+ * Whether a shape is possible (UCP-D-033, UCP-D-034).
+ * @param {number[]} shape
+ * @param {number} itemSize
+ */
 export function isPossibleShape(shape, itemSize) {
   // The product of doubles is exact up to 2^53, and beyond it never falls below again.
   return shape.length <= MAX_NDIM
     && product(shape.map((extent) => Math.max(1, extent))) * itemSize <= Number.MAX_SAFE_INTEGER;
 }
 
-/** @returns {Slot | null} null where its data type or shape is refused */
+/**
+ * @param {string} name
+ * @param {Map<string, any>} members
+ * @param {string} at
+ * @param {string} key
+ * @param {Pick<import('./root.mjs').Root, 'layouts' | 'chunkBytes'>} root
+ * @param {Problems} problems
+ * @returns {Slot | null} null where its data type or shape is refused
+ */
 function readSlot(name, members, at, key, root, problems) {
+  /** @type {(code: string, member: string, detail: string) => void} */
   const report = (code, member, detail) => problems.add(code, place(key, at + member), detail);
   if (!isSlotName(name)) report('UCP-E-KEY', '', 'not the name of a slot');
   const layout = members.get('layout') ?? null;
@@ -110,10 +125,19 @@ function readSlot(name, members, at, key, root, problems) {
   };
 }
 
-/** @returns {Atom | null} null where one of its slots is refused */
+/**
+ * @param {Map<string, any>} members
+ * @param {string} at
+ * @param {string} key
+ * @param {Pick<import('./root.mjs').Root, 'layouts' | 'chunkBytes'>} root
+ * @param {Problems} problems
+ * @returns {Atom | null} null where one of its slots is refused
+ */
 function readAtom(members, at, key, root, problems) {
+  /** @type {(code: string, member: string, detail: string) => void} */
   const report = (code, member, detail) => problems.add(code, place(key, at + member), detail);
   const name = members.get('name');
+  /** @type {string[]} */
   const aliases = members.get('aliases') ?? [];
   if (!isName(name)) report('UCP-E-NAME', '/name', 'not a name');
   aliases.forEach((alias, i) => {
@@ -139,7 +163,7 @@ function readAtom(members, at, key, root, problems) {
 
 /**
  * Reads the atoms of an index part.
- * @param {Map} document that satisfies its schema
+ * @param {Map<string, any>} document that satisfies its schema
  * @param {Pick<import('./root.mjs').Part, 'first' | 'last' | 'atoms'> & {index: {key: string}}} part
  * @param {string} partAt place of the part in the root
  * @param {Pick<import('./root.mjs').Root, 'layouts' | 'chunkBytes'>} root
@@ -148,9 +172,11 @@ function readAtom(members, at, key, root, problems) {
  */
 export function readAtoms(document, part, partAt, root, problems) {
   const {key} = part.index;
+  /** @type {Map<string, any>[]} */
   const members = document.get('atoms');
   /** @type {(Atom | null)[]} */
   const read = members.map((atom, i) => readAtom(atom, `/atoms/${i}`, key, root, problems));
+  /** @type {string[]} */
   const names = members.map((atom) => atom.get('name'));
   names.forEach((name, i) => {
     if (i > 0 && compareUtf8(names[i - 1], name) >= 0) {
@@ -177,7 +203,10 @@ export class Names {
   #names = new Set();
   #keys = new Set();
 
-  /** @param {Atom[]} atoms */
+  /**
+   * @param {Problems} problems
+   * @param {Atom[]} atoms
+   */
   add(atoms, problems) {
     for (const atom of atoms) {
       for (const name of [atom.name, ...atom.aliases]) {
@@ -193,11 +222,14 @@ export class Names {
 
 /**
  * Reads the pack list.
+ * @param {Map<string, any>} document
+ * @param {string} key
+ * @param {Problems} problems
  * @returns {{key: string, length: number, shared: boolean}[]}
  */
 export function readPacks(document, key, problems) {
   const keys = new KeySet();
-  return document.get('packs').map((pack, i) => {
+  return /** @type {Map<string, any>[]} */ (document.get('packs')).map((pack, i) => {
     const at = place(key, `/packs/${i}/key`);
     checkKey(pack.get('key'), 'packs/', at, problems);
     keys.add(pack.get('key'), at, problems);
@@ -205,8 +237,13 @@ export function readPacks(document, key, problems) {
   });
 }
 
-/** The tagged values of a state document, with their pointers. */
+/**
+ * The tagged values of a state document, with their pointers.
+ * @param {Map<string, any>} document
+ * @returns {Generator<{value: import('./json.mjs').Json, at: string}>}
+ */
 function* valuesOf(document) {
+  /** @type {(members: Map<string, import('./json.mjs').Json>, at: string) => Generator<{value: import('./json.mjs').Json, at: string}>} */
   const named = function* named(members, at) {
     for (const [name, value] of members) yield {value, at: at + token(name)};
   };
@@ -218,14 +255,19 @@ function* valuesOf(document) {
   }
 }
 
-/** Checks the values of a state document as far as their schema goes. */
+/**
+ * Checks the values of a state document as far as their schema goes.
+ * @param {Map<string, any>} document
+ * @param {string} key
+ * @param {Problems} problems
+ */
 export function checkStateForm(document, key, problems) {
   for (const {value, at} of valuesOf(document)) checkValueForm(value, key, at, problems);
 }
 
 /**
  * Checks the content of the state document.
- * @param {Map} document that satisfies its schema
+ * @param {Map<string, any>} document that satisfies its schema
  * @param {string} key
  * @param {Map<string, Map<string, string>> | null} atoms slot kinds of all atoms, where they are known
  * @param {Problems} problems
@@ -234,9 +276,9 @@ export function checkState(document, key, atoms, problems) {
   for (const {value, at} of valuesOf(document)) checkValue(value, key, at, problems);
   for (const [name, optimizer] of document.get('optimizers')) {
     const seen = new Set();
-    optimizer.get('groups').forEach((group, i) => {
+    /** @type {Map<string, any>[]} */ (optimizer.get('groups')).forEach((group, i) => {
       const at = `/optimizers${token(name)}/groups/${i}`;
-      group.get('atoms').forEach((atom, j) => {
+      /** @type {string[]} */ (group.get('atoms')).forEach((atom, j) => {
         const atomAt = place(key, `${at}/atoms/${j}`);
         if (atoms && !atoms.has(atom)) problems.add('UCP-E-REFERENCE', atomAt, 'not an atom');
         if (seen.has(atom)) problems.add('UCP-E-NAME', atomAt, 'twice in the groups'); // UCP-D-087

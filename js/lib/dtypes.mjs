@@ -13,6 +13,10 @@
 /** @type {Map<string, DataType>} */
 export const DTYPES = new Map();
 
+/**
+ * @param {string[]} names
+ * @param {number} size
+ */
 function define(names, size, {fill = '0', maxByte = 0xff} = {}) {
   for (const name of names) DTYPES.set(name, Object.freeze({name, size, fill, maxByte}));
 }

@@ -2,6 +2,8 @@
  * Elements as numbers and as text (SPEC section 11.2), for those who look at them.
  */
 
+/** @typedef {{exponent: number, fraction: number, bias: number, special: string}} Small */
+
 /** Small floats: bits of the exponent and of the fraction, the bias, and what their highest codes are. */
 const SMALL = new Map(Object.entries({
   float16: {exponent: 5, fraction: 10, bias: 15, special: 'ieee'},
@@ -14,7 +16,10 @@ const SMALL = new Map(Object.entries({
   float4_e2m1fn: {exponent: 2, fraction: 1, bias: 1, special: 'none'},
 }));
 
-/** The number that each code of a small float stands for. */
+/**
+ * The number that each code of a small float stands for.
+ * @param {Small} format
+ */
 function codesOf({
   exponent, fraction, bias, special,
 }) {
@@ -32,19 +37,24 @@ function codesOf({
   });
 }
 
+/** @type {Map<string, Float64Array>} by name */
 const codes = new Map();
+/** @param {string} name */
 const codesNamed = (name) => {
-  if (!codes.has(name)) codes.set(name, codesOf(/** @type {any} */ (SMALL.get(name))));
-  return codes.get(name);
+  if (!codes.has(name)) codes.set(name, codesOf(/** @type {Small} */ (SMALL.get(name))));
+  return /** @type {Float64Array} */ (codes.get(name));
 };
 
 const scratch = new DataView(new ArrayBuffer(4));
+/** @param {number} bits */
 const bfloat16 = (bits) => {
   scratch.setUint32(0, bits << 16);
   return scratch.getFloat32(0);
 };
 
-/** How an element is read at a place, as a number or a BigInt; of complex numbers the real part. */
+/** @typedef {(view: DataView, at: number) => number | bigint} Read */
+
+/** @type {Record<string, Read>} how an element is read at a place, as a number or a BigInt; of complex numbers the real part. */
 const READ = {
   bool: (view, at) => view.getUint8(at),
   int8: (view, at) => view.getInt8(at),
@@ -64,12 +74,17 @@ const READ = {
   float8_e8m0fnu: (view, at) => (view.getUint8(at) === 255 ? NaN : 2 ** (view.getUint8(at) - 127)),
 };
 
+/**
+ * @param {string} name
+ * @returns {Read}
+ */
 function readerOf(name) {
   if (READ[name]) return READ[name];
   const numbers = codesNamed(name);
   return name === 'float16' ? (view, at) => numbers[view.getUint16(at, true)] : (view, at) => numbers[view.getUint8(at)];
 }
 
+/** @param {Uint8Array} bytes */
 const viewOf = (bytes) => new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 
 /**
@@ -88,17 +103,22 @@ export function toNumbers(bytes, {name, size}) {
 }
 
 /** Significant digits with which a number of a type can be told from its neighbours. */
+/** @type {Record<string, number>} */
 const DIGITS = {
   float64: 17, complex128: 17, float32: 9, complex64: 9, bfloat16: 4, float16: 5,
 };
 
-/** The shortest text that gives a number back in its type. */
+/**
+ * The shortest text that gives a number back in its type.
+ * @param {number} number
+ * @param {string} name
+ */
 function shortest(number, name) {
   if (!Number.isFinite(number)) return String(number).replace('Infinity', 'inf').replace('NaN', 'nan');
   if (Object.is(number, -0)) return '-0';
   const most = DIGITS[name] ?? 3;
-  const isBack = name.startsWith('float32') || name === 'complex64' ? (x) => Math.fround(x) === number
-    : (x) => x === number;
+  const isSingle = name.startsWith('float32') || name === 'complex64';
+  const isBack = (/** @type {number} */ x) => (isSingle ? Math.fround(x) : x) === number;
   if (name === 'bfloat16' || name === 'float16' || SMALL.has(name)) return String(Number(number.toPrecision(most)));
   for (let digits = 1; digits < most; digits += 1) {
     const text = Number(number.toPrecision(digits));
@@ -122,7 +142,7 @@ export function toTexts(bytes, {name, size}) {
     if (typeof value === 'bigint' || name.includes('int')) return String(value);
     const real = shortest(value, name);
     if (!name.startsWith('complex')) return real;
-    const imaginary = shortest(read(view, i * size + size / 2), name);
+    const imaginary = shortest(Number(read(view, i * size + size / 2)), name);
     return `${real}${/^[-]/.test(imaginary) ? '' : '+'}${imaginary}j`;
   });
 }

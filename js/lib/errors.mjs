@@ -61,13 +61,21 @@ export class Problems {
     this.list.push({code, at, detail});
   }
 
-  /** Adds an error if it is a refusal, and throws it on if it is a defect. */
+  /**
+   * Adds an error if it is a refusal, and throws it on if it is a defect.
+   * @param {unknown} error
+   */
   catch(error) {
     if (!(error instanceof UcpError)) throw error;
     this.add(error.code, error.at, error.detail);
   }
 
-  /** Runs a check and keeps its refusal; the check's result, or undefined where it refused. */
+  /**
+   * Runs a check and keeps its refusal; the check's result, or undefined where it refused.
+   * @template T
+   * @param {() => T} check
+   * @returns {T | undefined}
+   */
   guard(check) {
     try {
       return check();

@@ -18,7 +18,11 @@ import {lowerToLogical} from './pieces.mjs';
 /** Most boxes of a side: all of one are compared with those of the other that are near. */
 const MAX_BOXES = 20_000;
 
-/** The ranks of a mesh, in the order of its coordinates. */
+/**
+ * The ranks of a mesh, in the order of its coordinates.
+ * @param {Mesh} mesh
+ * @returns {number[]}
+ */
 export const ranksOf = (mesh) => mesh.ranks ?? [...coordinatesOf(mesh)].map((_, position) => position);
 
 /**
@@ -49,7 +53,12 @@ export function regionsOf({mesh, steps, place = null}, shape) {
   return [...regions.values()];
 }
 
-/** What of a box is outside another one within it, as boxes. */
+/**
+ * What of a box is outside another one within it, as boxes.
+ * @param {Box} box
+ * @param {Box} part
+ * @returns {Box[]}
+ */
 function without(box, part) {
   const rest = [];
   let {offset, shape} = box;
@@ -69,12 +78,16 @@ class Index {
   /** @param {Box[]} boxes */
   constructor(boxes) {
     this.boxes = boxes;
+    /** @param {number} i */
     const first = (i) => boxes[i].offset[0] ?? 0;
     this.order = [...boxes.keys()].sort((a, b) => first(a) - first(b));
     this.longest = boxes.reduce((most, {shape}) => Math.max(most, shape[0] ?? 1), 0);
   }
 
-  /** Places of the boxes that meet one, ascending, each with the part in common. */
+  /**
+   * Places of the boxes that meet one, ascending, each with the part in common.
+   * @param {Box} box
+   */
   meeting(box) {
     const {boxes, order} = this;
     const start = (box.offset[0] ?? 0) - this.longest;
@@ -94,6 +107,10 @@ class Index {
   }
 }
 
+/**
+ * @param {number[]} a
+ * @param {number[]} b
+ */
 const union = (a, b) => [...new Set([...a, ...b])].sort((x, y) => x - y);
 
 /**
@@ -132,7 +149,10 @@ function heldIn(regions) {
   });
 }
 
-/** By how many positions a team moves on from turn to turn: past those that give the most, where all others give alike. */
+/**
+ * By how many positions a team moves on from turn to turn: past those that give the most, where all others give alike.
+ * @param {number[]} loads
+ */
 function stepOf(loads) {
   const most = loads.reduce((a, b) => Math.max(a, b));
   const first = loads.filter((load) => load === most).length;
@@ -140,6 +160,11 @@ function stepOf(loads) {
   return isRound ? first : 1;
 }
 
+/**
+ * @param {number} a
+ * @param {number} b
+ * @returns {number}
+ */
 const gcd = (a, b) => (b === 0 ? a : gcd(b, a % b));
 
 /** What goes from the ranks of one layout to those of another, of one tensor in any turn. */

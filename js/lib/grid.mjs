@@ -5,9 +5,17 @@
 
 import {product} from './boxes.mjs';
 
-/** floor(a / b) for integers below 2^53, exactly. */
+/**
+ * floor(a / b) for integers below 2^53, exactly.
+ * @param {number} a
+ * @param {number} b
+ */
 export const floorDiv = (a, b) => (a - (a % b)) / b;
-/** ceil(a / b) for integers below 2^53, exactly. */
+/**
+ * ceil(a / b) for integers below 2^53, exactly.
+ * @param {number} a
+ * @param {number} b
+ */
 export const ceilDiv = (a, b) => floorDiv(a, b) + (a % b === 0 ? 0 : 1);
 
 /**
@@ -49,7 +57,12 @@ export function makeGrid(shape, itemSize, target) {
   };
 }
 
-/** The grid position of the chunk with this row-major index. */
+/**
+ * The grid position of the chunk with this row-major index.
+ * @param {Grid} grid
+ * @param {number} index
+ * @returns {number[]}
+ */
 export function chunkPosition(grid, index) {
   const position = new Array(grid.counts.length);
   for (let i = position.length - 1; i >= 0; i -= 1) {
@@ -61,6 +74,8 @@ export function chunkPosition(grid, index) {
 
 /**
  * The box of a chunk, clipped to the shape.
+ * @param {Grid} grid
+ * @param {number} index
  * @returns {import('./boxes.mjs').Box}
  */
 export function chunkBox(grid, index) {

@@ -8,27 +8,30 @@ import {foldKey, isKey} from './names.mjs';
 
 /**
  * The objects of blobs and of files of images, each after its place in the state document.
- * @param {Map} state
+ * @param {Map<string, any>} state
  * @returns {{at: string, reference: {key: string, length: number, digest: string}}[]}
  */
 export function objectsOf(state) {
   const found = [...state.get('blobs')].map(([name, blob]) => (
     {at: `/blobs${token(name)}/object`, reference: plain(blob.get('object'))}));
   for (const [name, image] of state.get('images') ?? []) {
-    image.get('files').forEach((file, i) => found.push(
+    /** @type {Map<string, any>[]} */ (image.get('files')).forEach((file, i) => found.push(
       {at: `/images${token(name)}/files/${i}/object`, reference: plain(file.get('object'))}));
   }
   return found;
 }
 
-/** Whether an image of a state document is required. */
+/**
+ * Whether an image of a state document is required.
+ * @param {Map<string, any> | undefined} images
+ */
 export function isImageRequired(images) {
   return [...images?.values() ?? []].some((image) => image.get('required'));
 }
 
 /**
  * Checks paths of images (UCP-D-148, UCP-D-149).
- * @param {Map} images
+ * @param {Map<string, any>} images
  * @param {string} key of the state document
  * @param {import('./errors.mjs').Problems} problems
  */
@@ -36,7 +39,7 @@ export function checkImages(images, key, problems) {
   for (const [name, image] of images) {
     const seen = new Set();
     const above = new Set();
-    image.get('files').forEach((file, i) => {
+    /** @type {Map<string, any>[]} */ (image.get('files')).forEach((file, i) => {
       const at = place(key, `/images${token(name)}/files/${i}/path`);
       const path = foldKey(file.get('path'));
       if (!isKey(file.get('path'))) {
@@ -56,7 +59,7 @@ export function checkImages(images, key, problems) {
 
 /**
  * Refuses to go on without an image that is required (UCP-R-035).
- * @param {Map | undefined} images
+ * @param {Map<string, any> | undefined} images
  * @param {string[]} restored
  */
 export function requireRestored(images, restored) {

@@ -13,16 +13,40 @@ import {chunkBox} from './grid.mjs';
 import {SlotReader} from './read.mjs';
 import {ZARR_CRC} from './zarr.mjs';
 
+/**
+ * What validation up to level semantics has found, of which every byte is checked.
+ * @typedef {object} Sound
+ * @property {import('./stores.mjs').Store} store
+ * @property {import('./errors.mjs').Problems} problems
+ * @property {import('./root.mjs').Root} root
+ * @property {{atoms: import('./documents.mjs').Atom[], table: import('./table.mjs').ChunkTable | null}[]} parts
+ * @property {import('./segments.mjs').Pack[] | null} packs null in storage plain
+ * @property {boolean[] | null} soundPacks which of them are there with their length
+ * @property {import('./segments.mjs').PackUse | null} use of the packs
+ * @property {Set<string>} soundChunks objects of chunks that are there with their length, in storage plain
+ * @property {import('./root.mjs').Reference[]} blobs that are there with their length
+ */
+
 const READ_SIZE = 1 << 22;
 
+/** @param {Uint8Array} bytes */
 const isZero = (bytes) => bytes.every((byte) => byte === 0);
 
-/** Ranges of at most READ_SIZE bytes. */
+/**
+ * Ranges of at most READ_SIZE bytes.
+ * @param {number} start
+ * @param {number} stop
+ */
 function* pieces(start, stop) {
   for (let at = start; at < stop; at += READ_SIZE) yield [at, Math.min(stop, at + READ_SIZE)];
 }
 
-/** Whether elements of a whole chunk beyond the shape are zero (UCP-D-095). */
+/**
+ * Whether elements of a whole chunk beyond the shape are zero (UCP-D-095).
+ * @param {Uint8Array} raw
+ * @param {import('./grid.mjs').Grid} grid
+ * @param {number[]} shape
+ */
 function edgeIsZero(raw, grid, shape) {
   const beyond = new Uint8Array(raw);
   copyBox({bytes: beyond, start: 0, strides: stridesOf(grid.chunk)},
@@ -32,6 +56,12 @@ function edgeIsZero(raw, grid, shape) {
 
 /** Checks the bytes of one slot. */
 class SlotCheck {
+  /**
+   * @param {Sound} validation
+   * @param {import('./documents.mjs').Atom} atom
+   * @param {import('./documents.mjs').Slot} slot
+   * @param {import('./table.mjs').ChunkTable} table
+   */
   constructor(validation, atom, slot, table) {
     const {store, root, packs, problems} = validation;
     this.validation = validation;
@@ -40,14 +70,23 @@ class SlotCheck {
     this.reader = new SlotReader({store, storage: root.storage, packs}, {atom, slot, table});
   }
 
-  /** Whether the object that holds a segment is there, with its length. */
+  /**
+   * Whether the object that holds a segment is there, with its length.
+   * @param {number} index
+   * @param {number} segment
+   */
   available(index, segment) {
     const {soundPacks, soundChunks} = this.validation;
     if (soundPacks) return soundPacks[this.reader.table.containers[segment]];
     return soundChunks.has(this.reader.containerKey(index, segment));
   }
 
-  /** Raw bytes of a segment, with their problems reported; null where there are none. */
+  /**
+   * Raw bytes of a segment, with their problems reported; null where there are none.
+   * @param {number} index
+   * @param {number} segment
+   * @param {number[]} storedShape
+   */
   raw(index, segment, storedShape) {
     if (!this.available(index, segment)) return null;
     return this.problems.guard(() => {
@@ -57,7 +96,12 @@ class SlotCheck {
     }) ?? null;
   }
 
-  /** The end of a chunk's own object, which no checksum of the table covers (UCP-D-097). */
+  /**
+   * The end of a chunk's own object, which no checksum of the table covers (UCP-D-097).
+   * @param {number} index
+   * @param {number} segment
+   * @param {Uint8Array} covered
+   */
   checkZarrCrc(index, segment, covered) {
     const key = this.reader.containerKey(index, segment);
     if (!sameBytes(this.validation.store.read(key, covered.length, ZARR_CRC), zarrCrc(covered))) {
@@ -65,7 +109,10 @@ class SlotCheck {
     }
   }
 
-  /** The logical bytes of a chunk, or null where they could not be had. */
+  /**
+   * The logical bytes of a chunk, or null where they could not be had.
+   * @param {number} index
+   */
   chunk(index) {
     const {slot, problems, reader} = this;
     const {grid, dtype} = slot;
@@ -118,10 +165,13 @@ class SlotCheck {
   }
 }
 
-/** Bytes of packs that belong to no segment, but of shared ones (UCP-D-108). */
+/**
+ * Bytes of packs that belong to no segment, but of shared ones (UCP-D-108).
+ * @param {Sound} validation
+ */
 function checkGaps({packs, use, soundPacks, store, problems}) {
-  packs.forEach(({key, shared}, i) => {
-    if (!soundPacks[i] || shared) return;
+  packs?.forEach(({key, shared}, i) => {
+    if (!use || !soundPacks?.[i] || shared) return;
     for (const [start, stop] of use.gaps(i)) {
       for (const [from, to] of pieces(start, stop)) {
         if (isZero(store.read(key, from, to - from))) continue;
@@ -132,6 +182,10 @@ function checkGaps({packs, use, soundPacks, store, problems}) {
   });
 }
 
+/**
+ * @param {import('./root.mjs').Reference} blob
+ * @param {Pick<Sound, 'store' | 'problems'>} validation
+ */
 function checkBlob({key, length, digest}, {store, problems}) {
   const hash = new Sha256();
   for (const [from, to] of pieces(0, length)) hash.update(store.read(key, from, to - from));
@@ -140,7 +194,10 @@ function checkBlob({key, length, digest}, {store, problems}) {
   }
 }
 
-/** Checks every stored byte that documents and tables without problems lead to. */
+/**
+ * Checks every stored byte that documents and tables without problems lead to.
+ * @param {Sound} validation
+ */
 export function checkIntegrity(validation) {
   const {parts, packs, blobs} = validation;
   for (const {atoms, table} of parts) {

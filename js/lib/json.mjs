@@ -14,6 +14,7 @@ export const MAX_DEPTH = 64;
 
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
 const FRACTION_OR_EXPONENT = /[.eE]/;
+/** @type {Record<string, string>} */
 const ESCAPES = {
   '"': '"', '\\': '\\', '/': '/', b: '\b', f: '\f', n: '\n', r: '\r', t: '\t',
 };
@@ -32,7 +33,10 @@ class Parser {
     this.position = 0;
   }
 
-  /** @returns {never} */
+  /**
+   * @param {string} detail
+   * @returns {never}
+   */
   fail(detail, position = this.position) {
     throw new UcpError('UCP-E-JSON', this.at, `${detail} at character ${position}`);
   }
@@ -66,6 +70,7 @@ class Parser {
     }
   }
 
+  /** @param {number} depth */
   enter(depth) {
     if (depth > this.maxDepth) {
       throw new UcpError('UCP-E-LIMIT', this.at, `nested more than ${this.maxDepth} deep`);
@@ -73,7 +78,10 @@ class Parser {
     this.position += 1;
   }
 
-  /** After an element: true at a comma, false at the closing character. */
+  /**
+   * After an element: true at a comma, false at the closing character.
+   * @param {number} closing code of the closing character
+   */
   more(closing) {
     const unit = this.space();
     if (unit !== 0x2c && unit !== closing) this.fail('neither a comma nor the end');
@@ -81,6 +89,10 @@ class Parser {
     return unit === 0x2c;
   }
 
+  /**
+   * @param {number} depth
+   * @returns {Map<string, Json>}
+   */
   object(depth) {
     this.enter(depth);
     const members = new Map();
@@ -100,8 +112,13 @@ class Parser {
     return members;
   }
 
+  /**
+   * @param {number} depth
+   * @returns {Json[]}
+   */
   array(depth) {
     this.enter(depth);
+    /** @type {Json[]} */
     const elements = [];
     if (this.space() === 0x5d) {
       this.position += 1;
@@ -111,6 +128,10 @@ class Parser {
     return elements;
   }
 
+  /**
+   * @param {string} word
+   * @param {boolean | null} value
+   */
   word(word, value) {
     if (!this.text.startsWith(word, this.position)) this.fail('an unknown word');
     this.position += word.length;
@@ -187,6 +208,11 @@ export function parse(bytes, at, {maxDepth = MAX_DEPTH} = {}) {
   return new Parser(text, at, maxDepth).document();
 }
 
+/**
+ * @param {Json} value
+ * @param {(names: string[]) => string[]} names puts members in order
+ * @returns {string}
+ */
 function write(value, names) {
   if (value instanceof Map) {
     const members = names([...value.keys()])
@@ -194,7 +220,7 @@ function write(value, names) {
     return `{${members.join(',')}}`;
   }
   if (Array.isArray(value)) return `[${value.map((element) => write(element, names)).join(',')}]`;
-  if (Number.isInteger(value) && !Number.isSafeInteger(value)) return value.toExponential(); // UCP-D-003
+  if (typeof value === 'number' && Number.isInteger(value) && !Number.isSafeInteger(value)) return value.toExponential(); // UCP-D-003
   return JSON.stringify(value);
 }
 
@@ -215,22 +241,36 @@ export function canonicalText(value) {
   return write(value, (names) => names.sort());
 }
 
-/** One step of a pointer, escaped (RFC 6901). */
+/**
+ * One step of a pointer, escaped (RFC 6901).
+ * @param {string | number} name
+ */
 export function token(name) {
   return `/${String(name).replaceAll('~', '~0').replaceAll('/', '~1')}`;
 }
 
-/** A place (SPEC section 3): a key, `#` and a pointer; the key alone for the whole object. */
+/**
+ * A place (SPEC section 3): a key, `#` and a pointer; the key alone for the whole object.
+ * @param {string} key
+ */
 export function place(key, pointer = '') {
   return pointer === '' ? key : `${key}#${pointer}`;
 }
 
-/** A JSON object from an ordinary one; absent (undefined) members are left out. */
+/**
+ * A JSON object from an ordinary one; absent (undefined) members are left out.
+ * @param {Record<string, Json | undefined>} members
+ * @returns {Map<string, any>}
+ */
 export function object(members) {
   return new Map(Object.entries(members).filter(([, value]) => value !== undefined));
 }
 
-/** Ordinary objects in place of Maps, for structures whose member names the schema closes. */
+/**
+ * Ordinary objects in place of Maps, for structures whose member names the schema closes.
+ * @param {Json | undefined} value
+ * @returns {any}
+ */
 export function plain(value) {
   if (value instanceof Map) {
     return Object.fromEntries([...value].map(([name, member]) => [name, plain(member)]));
@@ -238,7 +278,11 @@ export function plain(value) {
   return Array.isArray(value) ? value.map(plain) : value;
 }
 
-/** The reverse of {@link plain}. */
+/**
+ * The reverse of {@link plain}.
+ * @param {unknown} value
+ * @returns {any}
+ */
 export function fromPlain(value) {
   if (Array.isArray(value)) return value.map(fromPlain);
   if (value === null || typeof value !== 'object' || value instanceof Map) return value;

@@ -23,6 +23,9 @@ import {viewed} from './views.mjs';
  *   exponent?: number, resize?: string, axes?: string[],
  *   entry?: (where: (axis: string) => [position: number, size: number]) => [offset: number, total: number]}} Step
  *   `axes` and `entry` are of a `concat` that has its place */
+/** @typedef {Required<Omit<Step, 'sizes' | 'steps' | 'count' | 'rule' | 'to'>> & Pick<Step, 'sizes' | 'steps' | 'count' | 'rule' | 'to'>} KnownStep
+ *   one whose kind is known, and with it which members it has */
+/** @typedef {(axis: string) => [position: number, size: number]} Where what a coordinate says of an axis */
 /** @typedef {{offsets: number[], totals: number[], axes?: string[]}} Place */
 
 /** Most blocks of a rule (UCP-D-059). */
@@ -59,6 +62,7 @@ export function unsupportedIn(steps) {
  */
 export function checkSteps(mesh, steps, at, ndim = Infinity) {
   const axes = new Map(mesh.axes.map((axis) => [axis.name, axis]));
+  /** @type {Set<string>} */
   const used = new Set();
   /**
    * Open blocks by dimension: the axes that they have used in steps of their own, and whether all
@@ -70,20 +74,26 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
   let flat = false;
   let buffered = false;
 
+  /** @param {KnownStep | Step} step */
   const checkShard = (step) => {
-    const axis = axes.get(step.axis);
+    const axis = axes.get(step.axis ?? '');
     if (!axis) refuse(at, `there is no axis ${step.axis}`);
     if (step.sizes && axis.by !== undefined) refuse(at, `a shard over ${step.axis} has sizes`);
     if (step.sizes && step.sizes.length !== axis.size) {
       refuse(at, `sizes are not one per position of ${step.axis}`);
     }
   };
-  /** Refuses the use of an axis after one whose size it decides (UCP-D-047). */
+  /**
+   * Refuses the use of an axis after one whose size it decides (UCP-D-047).
+   * @param {string} axis
+   * @param {Iterable<string>} earlier
+   */
   const checkOrder = (axis, earlier) => {
     for (const name of earlier) {
       if (axes.get(name)?.by === axis) refuse(at, `the axis ${axis} is used after ${name}`);
     }
   };
+  /** @param {string} axis */
   const use = (axis) => {
     if (used.has(axis)) refuse(at, `the axis ${axis} is used twice`);
     checkOrder(axis, used);
@@ -93,6 +103,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
   if (reductions.size > 1) refuse(at, 'two kinds of reductions');
   if (steps.filter(({kind}) => kind === 'scale').length > 1) refuse(at, 'a second scale');
   if (steps.length > 1 && steps.some(({kind}) => kind === 'local')) refuse(at, 'a local is not the only step');
+  /** @type {Record<string, (step: KnownStep) => void>} */
   const handlers = {
     scale() {},
     local() {},
@@ -129,13 +140,13 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
     blocks(step) {
       if (open.has(step.dim)) refuse(at, `the blocks of dimension ${step.dim} have not ended`);
       const own = new Set();
-      if (step.count > MAX_BLOCKS) throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BLOCKS} blocks`);
-      if (step.steps && step.steps.length !== (step.count ?? step.sizes.length)) {
+      if ((step.count ?? 0) > MAX_BLOCKS) throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BLOCKS} blocks`);
+      if (step.steps && step.steps.length !== (step.count ?? step.sizes?.length)) {
         refuse(at, 'steps are not one per block');
       }
       for (const shards of step.steps ?? []) {
         const seen = new Set();
-        for (const shard of shards ?? []) {
+        for (const shard of /** @type {KnownStep[]} */ (shards ?? [])) {
           checkShard(shard);
           if (shard.dim !== step.dim) refuse(at, 'a step of a block is on another dimension');
           if (seen.has(shard.axis)) refuse(at, `a block uses the axis ${shard.axis} twice`);
@@ -184,7 +195,7 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
       if (began) refuse(at, `${step.kind} comes behind another step`);
     } else if (!['only', 'partial', 'scale'].includes(step.kind)) began = true;
     if (step.dim !== undefined && step.dim >= dims) refuse(at, `there is no dimension ${step.dim}`);
-    handlers[step.kind](step);
+    handlers[step.kind](/** @type {KnownStep} */ (step));
   }
 }
 
@@ -218,16 +229,27 @@ export function checkDtype(steps, dtype, at) {
   }
 }
 
-/** Steps with what the place says in the `concat`. */
+/**
+ * Steps with what the place says in the `concat`.
+ * @param {Mesh} mesh
+ * @param {Step[]} steps
+ * @param {Place | null} place
+ * @returns {Step[]}
+ */
 function withPlace(mesh, steps, place) {
   if (!place) return steps;
   return steps.map((step) => (
     step.kind === 'concat' ? {...step, axes: place.axes ?? [], entry: entryOf(mesh, place)} : step));
 }
 
-/** The phases of a layout: steps by dimension before `flatten`, and those after it or null. */
+/**
+ * The phases of a layout: steps by dimension before `flatten`, and those after it or null.
+ * @param {Step[]} steps
+ * @param {number} ndim
+ */
 function phasesOf(steps, ndim) {
   const flatten = steps.findIndex((step) => step.kind === 'flatten');
+  /** @param {Step} step */
   const acts = (step) => ['shard', 'blocks', 'join', 'pad', 'concat'].includes(step.kind);
   const before = (flatten < 0 ? steps : steps.slice(0, flatten)).filter(acts);
   return {
@@ -236,7 +258,11 @@ function phasesOf(steps, ndim) {
   };
 }
 
-/** Refuses a local tensor whose elements cannot be counted (UCP-D-065). */
+/**
+ * Refuses a local tensor whose elements cannot be counted (UCP-D-065).
+ * @param {number[]} extents
+ * @param {string} at
+ */
 function checkCount(extents, at) {
   if (product(extents.map((extent) => Math.max(1, extent))) > Number.MAX_SAFE_INTEGER) {
     throw new UcpError('UCP-E-LIMIT', at, 'a local tensor has too many elements');
@@ -283,7 +309,10 @@ export function keptAt(mesh, steps, shape, coordinate, at, place = null) {
   return {viewed: view, dims, flat, shape: [extentOf(flat)]};
 }
 
-/** Steps whose fit depends on the extent. */
+/**
+ * Steps whose fit depends on the extent.
+ * @param {Step} step
+ */
 const fits = (step) => !step.sizes && step.rule !== 'even'
   && !['blocks', 'view', 'permute', 'pad', 'concat', 'local'].includes(step.kind);
 
@@ -311,12 +340,17 @@ export function checkFit(mesh, steps, shape, at, place = null) {
   const {extents: begun} = viewed(shape, steps, at);
   const {byDim, after} = phasesOf(withPlace(mesh, steps, place), begun.length);
   const ragged = new Map(mesh.axes.map(({name, by}) => [name, by]));
+  /** @param {Step[]} list */
   const namedBy = (list) => {
     const names = new Set(list.flatMap((step) => [step, ...(step.steps ?? []).flatMap((own) => own ?? [])])
-      .flatMap(({axis, axes = []}) => [axis, ragged.get(axis), ...axes]));
+      .flatMap(({axis, axes = []}) => [axis, ragged.get(axis ?? ''), ...axes]));
     return {axes: mesh.axes.filter(({name}) => names.has(name))};
   };
-  /** Runs a check at every coordinate that matters to steps. */
+  /**
+   * Runs a check at every coordinate that matters to steps.
+   * @param {Step[]} list
+   * @param {(where: Where) => void} check
+   */
   const visit = (list, check) => {
     const part = namedBy(list);
     for (const coordinate of coordinatesOf(part)) {
@@ -327,10 +361,14 @@ export function checkFit(mesh, steps, shape, at, place = null) {
     }
   };
   const tooMany = () => new UcpError('UCP-E-LIMIT', at, `more than ${MAX_RANGES} ranges`);
-  /** Maximal ranges, padding aside. */
+  /**
+   * Maximal ranges, padding aside.
+   * @param {Span[]} spans
+   */
   const rangesOf = (spans) => merge(spans).filter(([, , padding]) => !padding).length;
   let ranges = 1;
   const found = begun.map((extent, dim) => {
+    /** @type {Set<number>} */
     const extents = new Set();
     let most = 0;
     visit(byDim[dim], (where) => {
@@ -344,6 +382,7 @@ export function checkFit(mesh, steps, shape, at, place = null) {
   if (ranges > MAX_RANGES) throw tooMany();
   checkCount(found.map((extents) => [...extents].reduce((a, b) => Math.max(a, b), 0)), at);
   if (after === null) return;
+  /** @type {(extent: number, where: Where) => void} */
   const checkFlat = (extent, where) => {
     const spans = keep(extent, after, where, at);
     if (rangesOf(spans) > MAX_RANGES) throw tooMany();

@@ -5,7 +5,9 @@
 import {UcpError} from './errors.mjs';
 import {product} from './boxes.mjs';
 
-/** @typedef {{name: string, size?: number, by?: string, sizes?: number[]}} Axis size, or by and sizes */
+/** @typedef {{name: string, size: number, by?: undefined, sizes?: undefined}} EvenAxis */
+/** @typedef {{name: string, size?: undefined, by: string, sizes: number[]}} RaggedAxis of as many as the axis `by` decides */
+/** @typedef {EvenAxis | RaggedAxis} Axis */
 /** @typedef {{axes: Axis[], ranks?: number[]}} Mesh */
 
 /** Most coordinates of a mesh (UCP-D-041). */
@@ -16,23 +18,37 @@ const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
 
-/** The size of an axis at a coordinate, of which the positions before the axis are enough. */
+/**
+ * The size of an axis at a coordinate, of which the positions before the axis are enough.
+ * @param {Mesh} mesh
+ * @param {number} i
+ * @param {number[]} coordinate
+ * @returns {number}
+ */
 function sizeAt(mesh, i, coordinate) {
   const {size, by, sizes} = mesh.axes[i];
   return size ?? sizes[coordinate[mesh.axes.findIndex(({name}) => name === by)]];
 }
 
-/** The number of coordinates: an axis and those whose sizes it decides count together. */
+/**
+ * The number of coordinates: an axis and those whose sizes it decides count together.
+ * @param {Mesh} mesh
+ */
 export function countCoordinates({axes}) {
-  return product(axes.filter(({size}) => size !== undefined).map(({name, size}) => {
-    const ragged = axes.filter(({by}) => by === name);
+  return product(axes.filter((axis) => axis.size !== undefined).map(({name, size}) => {
+    const ragged = axes.flatMap(({by, sizes}) => (by === name ? [sizes] : []));
     if (ragged.length === 0) return size;
-    const at = (position) => product(ragged.map(({sizes}) => sizes[position]));
-    return ragged[0].sizes.reduce((sum, _, position) => sum + at(position), 0);
+    /** @param {number} position */
+    const at = (position) => product(ragged.map((sizes) => sizes[position]));
+    return ragged[0].reduce((sum, _, position) => sum + at(position), 0);
   }));
 }
 
-/** Refuses a mesh that breaks UCP-D-039, UCP-D-040, UCP-D-041, UCP-D-042 or UCP-D-043. */
+/**
+ * Refuses a mesh that breaks UCP-D-039, UCP-D-040, UCP-D-041, UCP-D-042 or UCP-D-043.
+ * @param {Mesh} mesh
+ * @param {string} at
+ */
 export function checkMesh(mesh, at) {
   const names = mesh.axes.map((axis) => axis.name);
   if (names.includes('')) refuse(at, 'an axis has an empty name');
@@ -53,7 +69,10 @@ export function checkMesh(mesh, at) {
   }
 }
 
-/** All coordinates of a mesh, in row-major order. */
+/**
+ * All coordinates of a mesh, in row-major order.
+ * @param {Mesh} mesh
+ */
 export function* coordinatesOf(mesh) {
   const position = mesh.axes.map(() => 0);
   for (;;) {
@@ -65,7 +84,11 @@ export function* coordinatesOf(mesh) {
   }
 }
 
-/** Whether a mesh has a coordinate. */
+/**
+ * Whether a mesh has a coordinate.
+ * @param {Mesh} mesh
+ * @param {number[]} coordinate
+ */
 export function hasCoordinate(mesh, coordinate) {
   return coordinate.length === mesh.axes.length
     && coordinate.every((position, i) => position < sizeAt(mesh, i, coordinate));
@@ -74,10 +97,16 @@ export function hasCoordinate(mesh, coordinate) {
 /** Row-major positions of the coordinates of meshes with axes whose size differs. */
 const positions = new WeakMap();
 
-/** The row-major position of a coordinate. */
+/**
+ * The row-major position of a coordinate.
+ * @param {Mesh} mesh
+ * @param {number[]} coordinate
+ * @returns {number}
+ */
 export function positionOf(mesh, coordinate) {
-  if (mesh.axes.every(({size}) => size !== undefined)) {
-    return coordinate.reduce((index, position, i) => index * mesh.axes[i].size + position, 0);
+  const sizes = mesh.axes.map(({size}) => size);
+  if (sizes.every((size) => size !== undefined)) {
+    return coordinate.reduce((index, position, i) => index * sizes[i] + position, 0);
   }
   if (!positions.has(mesh)) {
     positions.set(mesh, new Map([...coordinatesOf(mesh)].map((found, i) => [found.join(), i])));
@@ -87,6 +116,8 @@ export function positionOf(mesh, coordinate) {
 
 /**
  * What a coordinate says of an axis: its position, and how many there are.
+ * @param {Mesh} mesh
+ * @param {number[]} coordinate
  * @returns {(axis: string) => [position: number, size: number]}
  */
 export function lookup(mesh, coordinate) {

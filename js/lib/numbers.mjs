@@ -4,6 +4,9 @@
 
 import {UcpError} from './errors.mjs';
 
+/** @typedef {{size: number, exponent: number, fraction: number, nan: bigint}} Format how a float type is written */
+/** @typedef {'sum' | 'mean' | 'max'} Reduction */
+
 /** Floats: bits of the exponent and of the fraction, and the NaN that arithmetic gives. */
 const FLOATS = new Map(Object.entries({
   float16: {size: 2, exponent: 5, fraction: 10, nan: 0x7e00n},
@@ -12,34 +15,55 @@ const FLOATS = new Map(Object.entries({
   float64: {size: 8, exponent: 11, fraction: 52, nan: 0x7ff8000000000000n},
 }));
 
-/** The float of which a data type has one or two, or undefined. */
-const floatOf = (name) => ({complex64: 'float32', complex128: 'float64'}[name] ?? (FLOATS.has(name) ? name : undefined));
+/** The type of which a complex number has two. */
+const PARTS = new Map([['complex64', 'float32'], ['complex128', 'float64']]);
 
-/** How a float type is written. */
-const formatOf = (name) => /** @type {{size: number, exponent: number, fraction: number, nan: bigint}} */ (FLOATS.get(name));
+/**
+ * The float of which a data type has one or two, or undefined.
+ * @param {string} name
+ * @returns {string | undefined}
+ */
+const floatOf = (name) => (PARTS.get(name) ?? (FLOATS.has(name) ? name : undefined));
+
+/**
+ * How a float type is written.
+ * @param {string} name
+ */
+const formatOf = (name) => /** @type {Format} */ (FLOATS.get(name));
 
 const INTEGER = /^(u?)int(8|16|32|64)$/;
 
-/** Whether a slot of this type can have `scale` in its layout (UCP-D-082). */
+/**
+ * Whether a slot of this type can have `scale` in its layout (UCP-D-082).
+ * @param {string} name
+ */
 export const canScale = (name) => floatOf(name) !== undefined;
 
-/** Whether a slot of this type can be a reduction (UCP-D-078). */
+/**
+ * Whether a slot of this type can be a reduction (UCP-D-078).
+ * @param {string} name
+ * @param {string | undefined} reduce
+ */
 export const canReduce = (name, reduce) => INTEGER.test(name)
   || (floatOf(name) !== undefined && (reduce !== 'max' || FLOATS.has(name)));
 
+/** @type {(detail: string) => never} */
 const inexact = (detail) => {
   throw new UcpError('UCP-E-INEXACT', '', detail);
 };
 
+/** @param {Uint8Array} bytes */
 const viewOf = (bytes) => new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 
 /** Little-endian unsigned integers of a size, as BigInt. */
+/** @type {Record<number, (view: DataView, at: number) => bigint>} */
 const GET = {
   1: (view, at) => BigInt(view.getUint8(at)),
   2: (view, at) => BigInt(view.getUint16(at, true)),
   4: (view, at) => BigInt(view.getUint32(at, true)),
   8: (view, at) => view.getBigUint64(at, true),
 };
+/** @type {Record<number, (view: DataView, at: number, bits: bigint) => void>} */
 const SET = {
   1: (view, at, bits) => view.setUint8(at, Number(bits)),
   2: (view, at, bits) => view.setUint16(at, Number(bits), true),
@@ -47,7 +71,12 @@ const SET = {
   8: (view, at, bits) => view.setBigUint64(at, bits, true),
 };
 
-/** The bits of a float times a power of two; refuses what is not a number of the type. */
+/**
+ * The bits of a float times a power of two; refuses what is not a number of the type.
+ * @param {bigint} bits
+ * @param {Format} format
+ * @param {number} power
+ */
 function scaled(bits, {exponent: width, fraction}, power) {
   const shift = BigInt(fraction);
   const most = (1n << BigInt(width)) - 1n;
@@ -82,14 +111,17 @@ function scaled(bits, {exponent: width, fraction}, power) {
  */
 export function scale(bytes, dtype, power) {
   if (power === 0) return;
-  const format = formatOf(floatOf(dtype.name));
+  const format = formatOf(/** @type {string} */ (floatOf(dtype.name)));
   const view = viewOf(bytes);
   for (let at = 0; at < bytes.length; at += format.size) {
     SET[format.size](view, at, scaled(GET[format.size](view, at), format, power));
   }
 }
 
-/** x rounded to an integer, of two that are as near the even one. */
+/**
+ * x rounded to an integer, of two that are as near the even one.
+ * @param {number} x
+ */
 function roundEven(x) {
   const floor = Math.floor(x);
   const rest = x - floor;
@@ -98,57 +130,74 @@ function roundEven(x) {
 
 const scratch = new DataView(new ArrayBuffer(8));
 
-/** The numbers of a float type, from and to its bytes; the NaN of arithmetic is written for every NaN. */
+/** @type {Record<string, (x: number) => number>} the bits of a number in floats of 16 bits, rounded to nearest, ties to even */
+const HALVES = {
+  float16: (x) => {
+    const sign = x < 0 || Object.is(x, -0) ? 0x8000 : 0;
+    const magnitude = Math.abs(x);
+    if (magnitude >= 65520) return sign | 0x7c00;
+    if (magnitude < 2 ** -14) return sign | roundEven(magnitude * 2 ** 24);
+    scratch.setFloat64(0, magnitude);
+    const exponent = (scratch.getUint16(0) >> 4) - 1023;
+    return sign | (((exponent + 15) << 10) + roundEven(magnitude * 2 ** (10 - exponent)) - 1024);
+  },
+  bfloat16: (x) => {
+    scratch.setFloat32(0, x);
+    const wide = scratch.getUint32(0);
+    return (wide + 0x7fff + ((wide >>> 16) & 1)) >>> 16;
+  },
+};
+
+/** @type {Record<string, (view: DataView, at: number) => number>} the number of a float type at a place */
+const READ = {
+  float16: (view, at) => {
+    const half = view.getUint16(at, true);
+    const field = (half >> 10) & 0x1f;
+    const digits = half & 0x3ff;
+    const magnitude = field === 0 ? digits * 2 ** -24
+      : field === 0x1f ? (digits ? NaN : Infinity) : (1024 + digits) * 2 ** (field - 25);
+    return half & 0x8000 ? -magnitude : magnitude;
+  },
+  bfloat16: (view, at) => {
+    scratch.setUint32(0, view.getUint16(at, true) << 16);
+    return scratch.getFloat32(0);
+  },
+  float32: (view, at) => view.getFloat32(at, true),
+  float64: (view, at) => view.getFloat64(at, true),
+};
+
+/**
+ * The numbers of a float type, from and to its bytes; the NaN of arithmetic is written for every NaN.
+ * @param {string} name
+ */
 function codecOf(name) {
   const {size, nan} = formatOf(name);
-  const bits = {
-    float16: (x) => {
-      const sign = x < 0 || Object.is(x, -0) ? 0x8000 : 0;
-      const magnitude = Math.abs(x);
-      if (magnitude >= 65520) return sign | 0x7c00;
-      if (magnitude < 2 ** -14) return sign | roundEven(magnitude * 2 ** 24);
-      scratch.setFloat64(0, magnitude);
-      const exponent = (scratch.getUint16(0) >> 4) - 1023;
-      return sign | (((exponent + 15) << 10) + roundEven(magnitude * 2 ** (10 - exponent)) - 1024);
-    },
-    bfloat16: (x) => {
-      scratch.setFloat32(0, x);
-      const wide = scratch.getUint32(0);
-      return (wide + 0x7fff + ((wide >>> 16) & 1)) >>> 16;
-    },
-  }[name];
-  const set = {
-    float32: (view, at, x) => view.setFloat32(at, x, true), // rounds to nearest, ties to even
-    float64: (view, at, x) => view.setFloat64(at, x, true),
-  }[name] ?? ((view, at, x) => view.setUint16(at, bits(x), true));
-  const get = {
-    float16: (view, at) => {
-      const half = view.getUint16(at, true);
-      const field = (half >> 10) & 0x1f;
-      const digits = half & 0x3ff;
-      const magnitude = field === 0 ? digits * 2 ** -24
-        : field === 0x1f ? (digits ? NaN : Infinity) : (1024 + digits) * 2 ** (field - 25);
-      return half & 0x8000 ? -magnitude : magnitude;
-    },
-    bfloat16: (view, at) => {
-      scratch.setUint32(0, view.getUint16(at, true) << 16);
-      return scratch.getFloat32(0);
-    },
-    float32: (view, at) => view.getFloat32(at, true),
-    float64: (view, at) => view.getFloat64(at, true),
-  }[name];
   return {
     size,
-    get,
+    get: READ[name],
+    /**
+     * @param {DataView} view
+     * @param {number} at
+     * @param {number} x
+     */
     set(view, at, x) {
       if (Number.isNaN(x)) SET[size](view, at, nan);
-      else set(view, at, x);
+      else if (size === 2) view.setUint16(at, HALVES[name](x), true);
+      else if (size === 4) view.setFloat32(at, x, true); // rounds to nearest, ties to even
+      else view.setFloat64(at, x, true);
     },
     // The sum of two binary32, rounded to binary64 and then to binary32, is that rounded once.
-    accumulate: size === 2 ? Math.fround : (x) => x,
+    accumulate: size === 2 ? Math.fround : (/** @type {number} */ x) => x,
   };
 }
 
+/**
+ * @param {DataView[]} views
+ * @param {DataView} target
+ * @param {number} length
+ * @param {string} name
+ * @param {Reduction} reduce
+ */
 function reduceFloats(views, target, length, name, reduce) {
   const {size, get, set, accumulate} = codecOf(name);
   for (let at = 0; at < length; at += size) {
@@ -179,8 +228,16 @@ function meanOf(a, n) {
   return rest > n || (rest === n && quotient % 2n !== 0n) ? quotient + 1n : quotient;
 }
 
+/**
+ * @param {DataView[]} views
+ * @param {DataView} target
+ * @param {number} length
+ * @param {number} size
+ * @param {boolean} signed
+ * @param {Reduction} reduce
+ */
 function reduceIntegers(views, target, length, size, signed, reduce) {
-  const value = signed ? (bits) => BigInt.asIntN(8 * size, bits) : (bits) => bits;
+  const value = (/** @type {bigint} */ bits) => (signed ? BigInt.asIntN(8 * size, bits) : bits);
   for (let at = 0; at < length; at += size) {
     const numbers = views.map((view) => value(GET[size](view, at)));
     let found;
@@ -199,7 +256,7 @@ function reduceIntegers(views, target, length, size, signed, reduce) {
  * The reduction of contributions, element by element.
  * @param {Uint8Array[]} contributions of equal length, in order
  * @param {import('./dtypes.mjs').DataType} dtype for which {@link canReduce}
- * @param {'sum' | 'mean' | 'max'} reduce
+ * @param {Reduction} reduce
  * @returns {Uint8Array}
  * @throws {UcpError} UCP-E-INEXACT
  */
@@ -209,6 +266,6 @@ export function reduced(contributions, dtype, reduce) {
   const views = contributions.map(viewOf);
   const integer = INTEGER.exec(dtype.name);
   if (integer) reduceIntegers(views, viewOf(found), length, dtype.size, integer[1] === '', reduce);
-  else reduceFloats(views, viewOf(found), length, floatOf(dtype.name), reduce);
+  else reduceFloats(views, viewOf(found), length, /** @type {string} */ (floatOf(dtype.name)), reduce);
   return found;
 }

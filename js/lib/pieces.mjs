@@ -26,7 +26,10 @@ import {logicalPieces} from './views.mjs';
 /** @typedef {import('./layout.mjs').Place} Place */
 /** @typedef {{coordinate: number[], shape: number[] | null, pieces: Piece[]}} Local */
 
-/** Refuses a layout that comes from a caller and not from a document, and breaks its schema. */
+/**
+ * Refuses a layout that comes from a caller and not from a document, and breaks its schema.
+ * @param {{mesh: Mesh, steps: Step[], place?: Place | null}} layout
+ */
 export function checkForm({mesh, steps, place}) {
   const problems = new Problems();
   if (place) checkSchema('atom#/$defs/place', fromPlain(place), '', problems, 'UCP-E-LAYOUT');

@@ -41,14 +41,22 @@ export class SlotReader {
     this.table = table;
   }
 
-  /** The object that holds a segment of a chunk. */
+  /**
+   * The object that holds a segment of a chunk.
+   * @param {number} index
+   * @param {number} segment
+   * @returns {string}
+   */
   containerKey(index, segment) {
     const container = this.table.containers[segment];
-    if (container !== OWN_OBJECT || !this.plain) return this.packs[container].key;
+    if (container !== OWN_OBJECT || !this.plain) return /** @type {import('./segments.mjs').Pack[]} */ (this.packs)[container].key;
     return chunkKey(this.atom.key, this.slot.name, this.slot.grid, index);
   }
 
-  /** Segments [first, stop) of a chunk; none is a zero entry. */
+  /**
+   * Segments [first, stop) of a chunk; none is a zero entry.
+   * @param {number} index
+   */
   segmentsOf(index) {
     const chunk = this.slot.firstChunk + index;
     return [this.table.firstSegment[chunk], this.table.firstSegment[chunk + 1]];
@@ -56,6 +64,10 @@ export class SlotReader {
 
   /**
    * Blocks [first, stop) of a segment, fetched and checked (UCP-R-029).
+   * @param {number} index
+   * @param {number} segment
+   * @param {number} first
+   * @param {number} stop
    * @returns {Uint8Array} their bytes
    */
   blocks(index, segment, first, stop) {
@@ -77,13 +89,19 @@ export class SlotReader {
     return bytes;
   }
 
-  /** All covered bytes of a segment (SPEC section 16.5), checked. */
+  /**
+   * All covered bytes of a segment (SPEC section 16.5), checked.
+   * @param {number} index
+   * @param {number} segment
+   */
   covered(index, segment) {
     return this.blocks(index, segment, 0, Math.ceil(this.table.covered[segment] / BLOCK));
   }
 
   /**
    * Raw bytes of a segment that is read whole.
+   * @param {number} index
+   * @param {number} segment
    * @param {number[]} shape of the box that the segment holds
    */
   decoded(index, segment, shape, encoded = this.covered(index, segment)) {
@@ -97,6 +115,7 @@ export class SlotReader {
   /**
    * What a chunk's segments hold, in order, so that later layers are copied over earlier ones: boxes of the
    * logical tensor, as stored and as valid, and the element of the segment with which each begins.
+   * @param {number} index
    */
   * parts(index) {
     const {grid} = this.slot;
@@ -160,12 +179,16 @@ export class SlotReader {
   /**
    * Fetches the blocks of an uncompressed segment that copies need: runs of blocks at a time.
    * The buffer begins at the element `origin`, a multiple of the block.
+   * @param {number} index
+   * @param {number} segment
+   * @param {{start: number, last: number}[]} copies first and last elements that are wanted
    */
   #fetchRuns(index, segment, copies) {
     const {size} = this.slot.dtype;
     const runs = copies
       .map(({start, last}) => [Math.floor((start * size) / BLOCK), Math.ceil(((last + 1) * size) / BLOCK)])
       .sort((a, b) => a[0] - b[0]);
+    /** @type {[first: number, stop: number][]} */
     const merged = [];
     for (const [first, stop] of runs) {
       const before = merged.at(-1);
@@ -184,7 +207,10 @@ export class SlotReader {
     return {source, origin: (begin * BLOCK) / size};
   }
 
-  /** Reads wants, each chunk once; targets have to be zero, as zero entries are. */
+  /**
+   * Reads wants, each chunk once; targets have to be zero, as zero entries are.
+   * @param {Want[]} wants
+   */
   read(wants) {
     /** @type {Map<number, Want[]>} */
     const byChunk = new Map();
@@ -222,7 +248,12 @@ export class SlotReader {
   }
 }
 
-/** Opens a slot for reading. */
+/**
+ * Opens a slot for reading.
+ * @param {Checkpoint} checkpoint
+ * @param {string} atom
+ * @param {string} slot
+ */
 export function readerOf(checkpoint, atom, slot) {
   return new SlotReader(checkpoint, checkpoint.slot(atom, slot));
 }
@@ -247,10 +278,14 @@ export function readBox(checkpoint, atom, slot, box) {
   return {dtype: dtype.name, shape: wanted.shape, bytes};
 }
 
-/** Refuses a layout that cannot get at entries of each coordinate's own (UCP-R-020). */
+/**
+ * Refuses a layout that cannot get at entries of each coordinate's own (UCP-R-020).
+ * @param {import('./exchange.mjs').Layout | null} stored
+ * @param {import('./exchange.mjs').Layout} layout
+ */
 function checkEntries(stored, {mesh, steps}) {
   const own = stored?.steps.find(({kind}) => kind === 'local');
-  if (!own) return;
+  if (!stored || !own) return;
   const alike = own.resize === 'keep' ? countCoordinates(mesh) === countCoordinates(stored.mesh)
     : isEqual(mesh.axes, stored.mesh.axes);
   if (!alike || !steps.some(({kind}) => kind === 'local')) {

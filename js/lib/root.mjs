@@ -28,7 +28,7 @@ export const READ_FEATURES = new Set([
 
 /**
  * @typedef {object} Root
- * @property {Map} document
+ * @property {Map<string, any>} document
  * @property {string[]} readFeatures
  * @property {string[]} writeFeatures
  * @property {'plain' | 'packed'} storage
@@ -43,7 +43,10 @@ export const READ_FEATURES = new Set([
  * @property {boolean[]} soundLayouts those that are implemented and have no problem of their own
  */
 
-/** Step 1: the bytes of the root document. */
+/**
+ * Step 1: the bytes of the root document.
+ * @param {import('./stores.mjs').Store} store
+ */
 function readRoot(store) {
   let length;
   try {
@@ -58,12 +61,13 @@ function readRoot(store) {
 
 /**
  * Step 6: read features (UCP-R-008) and extensions (UCP-R-030).
+ * @param {Map<string, any>} document
  * @param {Set<string>} known features that are not refused
  * @param {Problems} problems
  * @param {string} [key] of the document
  */
 export function checkNegotiation(document, known, problems, key = ROOT_KEY) {
-  document.get('read_features').forEach((feature, i) => {
+  /** @type {string[]} */ (document.get('read_features')).forEach((feature, i) => {
     if (!known.has(feature)) {
       problems.add('UCP-E-FEATURE', place(key, `/read_features/${i}`), `${feature} is not supported`);
     }
@@ -100,7 +104,13 @@ export function checkStandalone(document, kind, key) {
   problems.raise();
 }
 
-/** Reports what is wrong with a key (UCP-R-010, UCP-D-010, UCP-D-011, UCP-D-013, UCP-D-014). */
+/**
+ * Reports what is wrong with a key (UCP-R-010, UCP-D-010, UCP-D-011, UCP-D-013, UCP-D-014).
+ * @param {string} key
+ * @param {string} prefix
+ * @param {string} at
+ * @param {Problems} problems
+ */
 export function checkKey(key, prefix, at, problems) {
   if (!isKey(key)) problems.add('UCP-E-KEY', at, `${JSON.stringify(key).slice(0, 300)} is no safe key`);
   else if (!key.startsWith(prefix)) problems.add('UCP-E-KEY', at, `does not begin with ${prefix}`);
@@ -111,6 +121,11 @@ export function checkKey(key, prefix, at, problems) {
 export class KeySet {
   #seen = new Set();
 
+  /**
+   * @param {string} key
+   * @param {string} at
+   * @param {Problems} problems
+   */
   add(key, at, problems) {
     const folded = foldKey(key);
     if (this.#seen.has(folded)) problems.add('UCP-E-KEY', at, `${key} is used twice`);
@@ -118,8 +133,12 @@ export class KeySet {
   }
 }
 
-/** @returns {Root} */
+/**
+ * @param {Map<string, any>} document
+ * @returns {Root}
+ */
 function toRoot(document) {
+  /** @param {string} name */
   const member = (name) => plain(document.get(name)) ?? null;
   return {
     storage: member('storage'),
@@ -138,7 +157,10 @@ function toRoot(document) {
   };
 }
 
-/** Every document that the root refers to, with its place. */
+/**
+ * Every document that the root refers to, with its place.
+ * @param {Root} root
+ */
 export function referencesOf(root) {
   /** @type {{pointer: string, reference: Reference, limit?: number}[]} */
   const references = [];
@@ -151,10 +173,15 @@ export function referencesOf(root) {
   return references;
 }
 
-/** The feature lists (UCP-D-007, UCP-D-008). */
+/**
+ * The feature lists (UCP-D-007, UCP-D-008).
+ * @param {Root} root
+ * @param {Problems} problems
+ */
 function checkFeatureLists({readFeatures, writeFeatures}, problems) {
+  /** @type {(name: string, detail: string) => void} */
   const report = (name, detail) => problems.add('UCP-E-FEATURE-SET', place(ROOT_KEY, `/${name}`), detail);
-  for (const [name, features] of [['read_features', readFeatures], ['write_features', writeFeatures]]) {
+  for (const [name, features] of Object.entries({read_features: readFeatures, write_features: writeFeatures})) {
     if (features.some((feature, i) => i > 0 && compareUtf8(features[i - 1], feature) >= 0)) {
       report(name, 'not sorted or not unique');
     }
@@ -164,9 +191,17 @@ function checkFeatureLists({readFeatures, writeFeatures}, problems) {
   }
 }
 
-/** Meshes and layouts, as far as they say something without a shape; which of them are sound. */
+/**
+ * Meshes and layouts, as far as they say something without a shape; which of them are sound.
+ * @param {Root} root
+ * @param {Problems} problems
+ */
 function checkLayouts({meshes, layouts}, problems) {
-  const sound = (check) => problems.guard(() => check() ?? true) ?? false;
+  /** @param {() => unknown} check */
+  const sound = (check) => problems.guard(() => {
+    check();
+    return true;
+  }) ?? false;
   const meshesOk = meshes.map((mesh, i) => sound(() => checkMesh(mesh, place(ROOT_KEY, `/meshes/${i}`))));
   for (const i of unlikeInGroup(layouts)) {
     problems.add('UCP-E-LAYOUT', place(ROOT_KEY, `/layouts/${i}`), 'another of its group differs behind the concat');
@@ -176,7 +211,11 @@ function checkLayouts({meshes, layouts}, problems) {
     && sound(() => checkSteps(meshes[mesh], steps, place(ROOT_KEY, `/layouts/${i}`))));
 }
 
-/** Step 7 behind the schema. */
+/**
+ * Step 7 behind the schema.
+ * @param {Root} root
+ * @param {Problems} problems
+ */
 function checkContent(root, problems) {
   const keys = new KeySet();
   for (const {pointer, reference, limit = MAX_DOCUMENT} of referencesOf(root)) {
@@ -188,8 +227,9 @@ function checkContent(root, problems) {
     keys.add(reference.key, at, problems);
   }
   root.parts.forEach((part, i) => {
+    /** @type {(name: string, detail: string) => void} */
     const report = (name, detail) => problems.add('UCP-E-NAME', place(ROOT_KEY, `/parts/${i}/${name}`), detail);
-    for (const name of ['first', 'last']) if (!isName(part[name])) report(name, 'not a name');
+    for (const name of /** @type {const} */ (['first', 'last'])) if (!isName(part[name])) report(name, 'not a name');
     if (compareUtf8(part.first, part.last) > 0) report('last', 'less than the first name');
     if (i > 0 && compareUtf8(root.parts[i - 1].last, part.first) >= 0) {
       report('first', 'not greater than the last name of the part before');
@@ -217,7 +257,7 @@ function checkContent(root, problems) {
  */
 export function openRoot(store, problems, {collect = false, structure = false} = {}) {
   const bytes = readRoot(store);
-  const document = /** @type {Map} */ (parse(bytes, ROOT_KEY));
+  const document = /** @type {Map<string, any>} */ (parse(bytes, ROOT_KEY));
   const step = new Problems();
   const ends = () => {
     if (!collect) step.raise();

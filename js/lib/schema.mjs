@@ -19,6 +19,7 @@ import SCHEMAS from './schemas.mjs';
  * @returns {boolean}
  */
 /** @typedef {(value: any, pointer: string, report: Report) => boolean} Check true if valid */
+/** @typedef {boolean | Record<string, any>} Schema */
 
 const VALUE = 'value.schema.json';
 
@@ -28,6 +29,11 @@ const accept = () => true;
 /** @type {Map<string, {check: Check}>} */
 const compiled = new Map();
 
+/**
+ * @param {string} reference
+ * @param {string} base
+ * @returns {Check}
+ */
 function resolve(reference, base) {
   const [file, pointer = ''] = reference.split('#');
   const name = file === '' ? base : file;
@@ -36,7 +42,9 @@ function resolve(reference, base) {
     /** @type {{check: Check}} */
     const entry = {check: accept};
     compiled.set(id, entry); // before compiling: schemas refer to themselves
-    let schema = SCHEMAS[name];
+    /** @type {Record<string, any>} */
+    const files = SCHEMAS;
+    let schema = files[name];
     for (const step of pointer.split('/').slice(1)) schema = schema[step];
     entry.check = compile(schema, name);
   }
@@ -44,6 +52,7 @@ function resolve(reference, base) {
   return (value, pointer_, report) => entry.check(value, pointer_, report);
 }
 
+/** @type {Record<string, (value: unknown) => boolean>} */
 const TYPES = {
   null: (value) => value === null,
   boolean: (value) => typeof value === 'boolean',
@@ -59,6 +68,8 @@ const BASE64 = '^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIM
 /**
  * The base64 pattern repeats a group over text of up to 256 MiB, for which the engine's stack of
  * backtracking positions does not suffice; decoding and encoding again decides the same.
+ * @returns {(text: string) => boolean}
+ * @param {string} source
  */
 function pattern(source) {
   if (source === BASE64) return isBase64;
@@ -66,13 +77,22 @@ function pattern(source) {
   return (text) => expression.test(text);
 }
 
+/**
+ * @param {string} text
+ * @param {number} limit
+ */
 const codePoints = (text, limit) => {
   if (text.length <= limit) return text.length;
   if (text.length > 2 * limit) return text.length;
   return [...text].length;
 };
 
-/** Runs a check on each of many values, to the end or to the first failure. */
+/**
+ * Runs a check on each of many values, to the end or to the first failure.
+ * @param {Iterable<[string, unknown]>} entries
+ * @param {Report} report
+ * @param {(name: string, value: unknown) => boolean} checkOne
+ */
 function every(entries, report, checkOne) {
   let valid = true;
   for (const [step, value] of entries) {
@@ -84,7 +104,14 @@ function every(entries, report, checkOne) {
   return valid;
 }
 
-/** The same for elements of a list, from one on. */
+/**
+ * The same for elements of a list, from one on.
+ * @template T
+ * @param {T[]} list
+ * @param {number} from
+ * @param {Report} report
+ * @param {(element: T, i: number) => boolean} checkOne
+ */
 function everyElement(list, from, report, checkOne) {
   let valid = true;
   for (let i = from; i < list.length; i += 1) {
@@ -96,9 +123,18 @@ function everyElement(list, from, report, checkOne) {
   return valid;
 }
 
-/** The pointer to a member or an element; none where nobody is told of it. */
+/**
+ * The pointer to a member or an element; none where nobody is told of it.
+ * @param {string} at
+ * @param {string | number} step
+ * @param {Report} report
+ */
 const below = (at, step, report) => (report === quiet ? '' : at + token(step));
 
+/**
+ * @param {Check} check
+ * @param {unknown} value
+ */
 const valid = (check, value) => check(value, '', quiet);
 
 /**
@@ -148,7 +184,7 @@ const KEYWORDS = {
   // values applies theirs to each of them.
   $ref: (reference, _, base) => (reference === VALUE ? accept : resolve(reference, base)),
   properties(schemas, _, base) {
-    const checks = Object.entries(schemas).map(([name, schema]) => [name, compile(schema, base)]);
+    const checks = Object.entries(schemas).map(([name, schema]) => /** @type {[string, Check]} */ ([name, compile(schema, base)]));
     return (value, at, report) => !(value instanceof Map)
       || everyElement(checks, 0, report, ([name, check]) => !value.has(name)
         || check(value.get(name), below(at, name, report), report));
@@ -163,7 +199,8 @@ const KEYWORDS = {
       });
   },
   prefixItems(schemas, _, base) {
-    const checks = schemas.map((schema) => compile(schema, base));
+    /** @type {Check[]} */
+    const checks = schemas.map((/** @type {Schema} */ schema) => compile(schema, base));
     return (value, at, report) => !Array.isArray(value)
       || everyElement(checks.slice(0, value.length), 0, report,
         (check, i) => check(value[i], below(at, i, report), report));
@@ -182,11 +219,13 @@ const KEYWORDS = {
   uniqueItems: () => (value, at, report) => !Array.isArray(value)
     || new Set(value.map(canonicalText)).size === value.length || report(at, 'has equal elements'),
   allOf(schemas, _, base) {
-    const checks = schemas.map((schema) => compile(schema, base));
+    /** @type {Check[]} */
+    const checks = schemas.map((/** @type {Schema} */ schema) => compile(schema, base));
     return (value, at, report) => everyElement(checks, 0, report, (check) => check(value, at, report));
   },
   anyOf(schemas, _, base) {
-    const checks = schemas.map((schema) => compile(schema, base));
+    /** @type {Check[]} */
+    const checks = schemas.map((/** @type {Schema} */ schema) => compile(schema, base));
     return (value, at, report) => checks.some((check) => valid(check, value))
       || report(at, 'matches none of the allowed forms');
   },
@@ -203,9 +242,13 @@ const KEYWORDS = {
 /** Keywords that say nothing about values, or that another keyword handles. */
 const SILENT = new Set(['$schema', '$id', '$defs', 'title', 'description', 'default', 'then', 'else']);
 
-/** @returns {Check} */
+/**
+ * @param {Schema} schema
+ * @param {string} base
+ * @returns {Check}
+ */
 function compile(schema, base) {
-  if (schema === true) return accept;
+  if (schema === true || schema === false) return schema ? accept : () => false;
   for (const name of Object.keys(schema)) {
     if (!Object.hasOwn(KEYWORDS, name) && !SILENT.has(name)) {
       throw new Error(`${base} uses the keyword ${name}, which is not implemented`);

@@ -8,9 +8,18 @@ import {chunkBox} from './grid.mjs';
 import {rowsOf} from './table.mjs';
 import {ZARR_CRC} from './zarr.mjs';
 
+/** @typedef {import('./boxes.mjs').Box} Box */
+/** @typedef {import('./table.mjs').ChunkTable} ChunkTable */
+/** @typedef {{key: string, length: number, shared: boolean}} Pack */
+/** @typedef {{grid: import('./grid.mjs').Grid, firstChunk: number, compressor: object | null, label: string}} Segmented a slot */
+
 const LARGE = 65536;
 
-/** Compares boxes by offset (UCP-D-103). */
+/**
+ * Compares boxes by offset (UCP-D-103).
+ * @param {Box} a
+ * @param {Box} b
+ */
 function compareOffsets(a, b) {
   for (let i = 0; i < a.offset.length; i += 1) {
     if (a.offset[i] !== b.offset[i]) return a.offset[i] - b.offset[i];
@@ -22,18 +31,18 @@ function compareOffsets(a, b) {
  * Checks the segments of one slot (UCP-D-098, UCP-D-101 to UCP-D-105, UCP-D-107, UCP-D-109,
  * UCP-D-136 to UCP-D-140).
  * @param {import('./table.mjs').ChunkTable} table checked
- * @param {{grid: import('./grid.mjs').Grid, firstChunk: number, compressor: object | null,
- *   label: string}} slot
- * @param {{key: string, length: number, shared: boolean}[] | null} packs null in storage plain
+ * @param {Segmented} slot
+ * @param {Pack[] | null} packs null in storage plain
  * @param {import('./errors.mjs').Problems} problems
  */
 export function checkSegments(table, slot, packs, problems) {
   const {grid, firstChunk} = slot;
-  const ends = packs === null ? null : endsOf(table, slot);
+  const ends = packs === null ? new Set() : endsOf(table, slot);
   for (let index = 0; index < grid.total; index += 1) {
     const first = table.firstSegment[firstChunk + index];
     const stop = table.firstSegment[firstChunk + index + 1];
     if (first === stop) continue;
+    /** @param {string} detail */
     const report = (detail) => problems.add('UCP-E-SEGMENT', table.key,
       `chunk ${index} of ${slot.label} ${detail}`);
     if (packs === null) {
@@ -46,11 +55,20 @@ export function checkSegments(table, slot, packs, problems) {
   }
 }
 
-/** A byte of a pack. */
+/**
+ * A byte of a pack.
+ * @param {number} container
+ * @param {number} at
+ */
 const place = (container, at) => `${container}:${at}`;
 
-/** Where the segments of a slot end, all of them (UCP-D-107). */
+/**
+ * Where the segments of a slot end, all of them (UCP-D-107).
+ * @param {ChunkTable} table
+ * @param {Segmented} slot
+ */
 function endsOf(table, {grid, firstChunk}) {
+  /** @type {Set<string>} */
   const ends = new Set();
   const stop = table.firstSegment[firstChunk + grid.total];
   for (let s = table.firstSegment[firstChunk]; s < stop; s += 1) {
@@ -59,8 +77,19 @@ function endsOf(table, {grid, firstChunk}) {
   return ends;
 }
 
+/**
+ * @param {ChunkTable} table
+ * @param {Segmented} slot
+ * @param {number[]} shape
+ * @param {number} first
+ * @param {number} stop
+ * @param {Pack[]} packs
+ * @param {Set<string>} ends
+ * @param {(detail: string) => void} report
+ */
 function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends, report) {
   const ndim = shape.length;
+  /** @type {Box[]} */
   const boxes = [];
   for (let s = first; s < stop; s += 1) {
     const box = table.box(s, ndim);
@@ -78,7 +107,7 @@ function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends,
       if (!fits(box, shape)) return report('has a box that leaves it');
       boxes.push(box);
     }
-    if (table.rowSets[s] >= 0 && product(box.shape) < 2) return report('has rows of one element');
+    if (table.rowSets[s] >= 0 && box !== null && product(box.shape) < 2) return report('has rows of one element');
     const held = (box ?? {shape}).shape;
     const rows = table.rowRuns(s, held).reduce((sum, [from, to]) => sum + to - from, 0);
     if (compressor === null && length !== grid.itemSize * rows * (product(held) / rowsOf(held))) {
@@ -101,8 +130,15 @@ function checkPacked(table, {grid, compressor}, shape, first, stop, packs, ends,
 
 const MOST_LAYERS = 32;
 
-/** Checks the layers of each box (UCP-D-138 to UCP-D-140); returns the boxes, each once. */
+/**
+ * Checks the layers of each box (UCP-D-138 to UCP-D-140); returns the boxes, each once.
+ * @param {ChunkTable} table
+ * @param {number} first
+ * @param {Box[]} boxes
+ * @param {(detail: string) => void} report
+ */
 function checkLayers(table, first, boxes, report) {
+  /** @type {Box[]} */
   const distinct = [];
   let count = 0;
   let has = new Uint8Array(0);
@@ -159,6 +195,7 @@ export class PackUse {
 
   /**
    * Ranges of a pack that belong to no segment.
+   * @param {number} pack
    * @returns {Generator<[start: number, stop: number]>}
    */
   * gaps(pack) {

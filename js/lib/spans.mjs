@@ -5,7 +5,7 @@
 import {UcpError} from './errors.mjs';
 import {ceilDiv, floorDiv} from './grid.mjs';
 
-/** @typedef {import('./layout.mjs').Step} Step */
+/** @typedef {import('./layout.mjs').KnownStep} Step */
 /**
  * Indices from start to stop. Of padding only the number counts.
  * @typedef {[start: number, stop: number, padding?: boolean]} Span
@@ -19,6 +19,11 @@ const refuse = (at, detail) => {
 
 /**
  * The i-th part of `extent` elements that a shard step cuts, as [start, stop).
+ * @param {Step} step
+ * @param {number} size
+ * @param {number} i
+ * @param {number} extent
+ * @param {string} at
  * @returns {[start: number, stop: number]}
  */
 function partOf(step, size, i, extent, at) {
@@ -40,10 +45,14 @@ function partOf(step, size, i, extent, at) {
   return [start, start + base + (i < extra ? 1 : 0)];
 }
 
+/** @param {Span[]} spans */
 export const extentOf = (spans) => spans.reduce((sum, [start, stop]) => sum + stop - start, 0);
 
 /**
  * Elements [start, stop) of the concatenation of spans.
+ * @param {Span[]} spans
+ * @param {number} start
+ * @param {number} stop
  * @returns {Span[]}
  */
 function slice(spans, start, stop) {
@@ -59,11 +68,17 @@ function slice(spans, start, stop) {
   return kept;
 }
 
-/** Consecutive blocks of the concatenation of spans, in one pass over both. */
+/**
+ * Consecutive blocks of the concatenation of spans, in one pass over both.
+ * @param {Span[]} spans
+ * @param {number[]} sizes
+ * @returns {Span[][]}
+ */
 function cut(spans, sizes) {
   let next = 0;
   let within = 0;
   return sizes.map((size) => {
+    /** @type {Span[]} */
     const block = [];
     for (let left = size; left > 0;) {
       const [from, to, padding] = spans[next];
@@ -80,15 +95,22 @@ function cut(spans, sizes) {
   });
 }
 
-/** The sizes of blocks, which a rule may leave to the extent. */
+/**
+ * The sizes of blocks, which a rule may leave to the extent.
+ * @param {Step} step
+ * @param {number} extent
+ * @param {string} at
+ * @returns {number[]}
+ */
 function blockSizes(step, extent, at) {
   if (step.sizes) {
     const total = step.sizes.reduce((a, b) => a + b, 0);
     if (total !== extent) refuse(at, `sizes of blocks do not sum to ${extent}`);
     return step.sizes;
   }
-  return Array.from({length: step.count}, (_, i) => {
-    const [start, stop] = partOf(step, step.count, i, extent, at);
+  const count = /** @type {number} */ (step.count);
+  return Array.from({length: count}, (_, i) => {
+    const [start, stop] = partOf(step, count, i, extent, at);
     return stop - start;
   });
 }
@@ -108,7 +130,13 @@ export function merge(spans) {
   return merged;
 }
 
-/** Spans and the padding behind them that a pad step adds. */
+/**
+ * Spans and the padding behind them that a pad step adds.
+ * @param {Span[]} spans
+ * @param {Step} step
+ * @param {string} at
+ * @returns {Span[]}
+ */
 function pad(spans, step, at) {
   const extent = extentOf(spans);
   const longer = step.to ?? ceilDiv(extent, step.multiple) * step.multiple;
@@ -117,17 +145,25 @@ function pad(spans, step, at) {
   return longer === extent ? spans : [...spans, [0, longer - extent, true]];
 }
 
-/** Spans within a buffer, the rest of which is padding here. */
+/**
+ * Spans within a buffer, the rest of which is padding here.
+ * @param {Span[]} spans
+ * @param {[offset: number, total: number]} entry
+ * @param {string} at
+ * @returns {Span[]}
+ */
 function surround(spans, [offset, total], at) {
   const behind = total - offset - extentOf(spans);
   if (behind < 0) refuse(at, `a buffer of ${total} ends within the tensor at ${offset}`);
-  return [[0, offset, true], ...spans, [0, behind, true]].filter(([start, stop]) => start < stop);
+  /** @type {Span[]} */
+  const all = [[0, offset, true], ...spans, [0, behind, true]];
+  return all.filter(([start, stop]) => start < stop);
 }
 
 /**
  * What is kept of a dimension, after the steps of one phase that act on it.
  * @param {number} extent
- * @param {Step[]} steps of kind shard, blocks, join, pad and concat, all on this dimension
+ * @param {import('./layout.mjs').Step[]} steps of kind shard, blocks, join, pad and concat, all on this dimension
  * @param {(axis: string) => [position: number, size: number]} where
  * @param {string} at
  * @returns {Span[]} disjoint, ascending but for padding, not empty; those of neighbouring blocks may touch
@@ -135,25 +171,26 @@ function surround(spans, [offset, total], at) {
 export function keep(extent, steps, where, at) {
   /** @type {Block[]} */
   let blocks = [{spans: extent > 0 ? [[0, extent]] : [], own: false}];
+  /** @type {(spans: Span[], step: Step) => Span[]} */
   const shard = (spans, step) => {
     const [position, size] = where(step.axis);
     return slice(spans, ...partOf(step, size, position, extentOf(spans), at));
   };
-  for (const step of steps) {
+  for (const step of /** @type {Step[]} */ (steps)) {
     if (step.kind === 'shard') {
       blocks = blocks.map((block) => (
         block.own ? block : {spans: shard(block.spans, step), own: false}));
     } else if (step.kind === 'join') {
       blocks = [{spans: blocks.flatMap((block) => block.spans), own: false}];
     } else if (step.kind === 'concat') {
-      blocks = [{spans: surround(blocks[0].spans, /** @type {NonNullable<Step['entry']>} */ (step.entry)(where), at), own: false}];
+      blocks = [{spans: surround(blocks[0].spans, step.entry(where), at), own: false}];
     } else if (step.kind === 'pad') {
       blocks = [{spans: pad(blocks[0].spans, step, at), own: false}];
     } else {
       const [{spans}] = blocks;
       blocks = cut(spans, blockSizes(step, extentOf(spans), at)).map((part, i) => {
         const own = step.steps?.[i] ?? null;
-        return own === null ? {spans: part, own: false} : {spans: own.reduce(shard, part), own: true};
+        return own === null ? {spans: part, own: false} : {spans: /** @type {Step[]} */ (own).reduce(shard, part), own: true};
       });
     }
   }

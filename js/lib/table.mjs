@@ -14,10 +14,17 @@ const ROW = 32;
 /** The container that is the chunk's own object. */
 export const OWN_OBJECT = 0xffffffff;
 
-/** A 64-bit integer as a number: exact up to 2^53, above it only known to be too large. */
+/**
+ * A 64-bit integer as a number: exact up to 2^53, above it only known to be too large.
+ * @param {DataView} view
+ * @param {number} at
+ */
 const wide = (view, at) => view.getUint32(at, true) + view.getUint32(at + 4, true) * 2 ** 32;
 
-/** How many rows a box has: its first extent that is not 1 (SPEC section 16.4). */
+/**
+ * How many rows a box has: its first extent that is not 1 (SPEC section 16.4).
+ * @param {number[]} shape
+ */
 export const rowsOf = (shape) => shape.find((extent) => extent !== 1) ?? 1;
 
 /**
@@ -32,6 +39,7 @@ export class ChunkTable {
    * @param {string} key
    */
   constructor(bytes, key) {
+    /** @type {(detail: string) => never} */
     const refuse = (detail) => {
       throw new UcpError('UCP-E-TABLE', key, detail);
     };
@@ -93,6 +101,8 @@ export class ChunkTable {
 
   /**
    * The box of a segment, or null.
+   * @param {number} segment
+   * @param {number} ndim
    * @returns {import('./boxes.mjs').Box | null}
    */
   box(segment, ndim) {
@@ -106,6 +116,7 @@ export class ChunkTable {
 
   /**
    * Runs of rows that a segment has of its box, in order: all of them without a row set.
+   * @param {number} segment
    * @param {number[]} shape of the box
    * @returns {[first: number, stop: number][]}
    */
@@ -128,7 +139,11 @@ export class ChunkTable {
     return runs;
   }
 
-  /** Whether the bits of a row set behind its last row are 0 (UCP-D-142). */
+  /**
+   * Whether the bits of a row set behind its last row are 0 (UCP-D-142).
+   * @param {number} segment
+   * @param {number} count
+   */
   #endsClean(segment, count) {
     const bits = this.rowBytes.subarray(8 * this.rowSets[segment], 8 * (this.rowSets[segment] + Math.ceil(count / 64)));
     for (let row = count; row < 8 * bits.length; row += 1) {
@@ -146,6 +161,7 @@ export class ChunkTable {
    * @param {import('./errors.mjs').Problems} problems
    */
   check(grids, storage, packs, problems) {
+    /** @param {string} detail */
     const report = (detail) => problems.add('UCP-E-TABLE', this.key, detail);
     let chunk = 0;
     let word = 0;
@@ -198,7 +214,9 @@ export class ChunkTable {
 
 /** Collects the rows of a table, in derived order. */
 export class TableBuilder {
+  /** @type {{container: number, offset: number, length: number, checksums: number[]}[]} */
   #segments = [];
+  /** @type {number[]} */
   #counts = [];
 
   /**
@@ -214,7 +232,10 @@ export class TableBuilder {
     return this.#counts.length;
   }
 
-  /** @returns {Uint8Array} */
+  /**
+   * @param {string} key
+   * @returns {Uint8Array}
+   */
   finish(key) {
     const checksums = this.#segments.flatMap((segment) => segment.checksums);
     const length = HEADER + ROW * this.#segments.length + 4 * (this.chunks + checksums.length);

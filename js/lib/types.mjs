@@ -4,7 +4,15 @@
 
 import {DTYPES} from './dtypes.mjs';
 
-/** The content of a tag of this name, or undefined. */
+/** @typedef {import('./json.mjs').Json} Json */
+/** @typedef {{sameKeys: (keys: Json[]) => string | null, isKey: (value: Json) => boolean,
+ *   elementsProblem: (dtype: import('./dtypes.mjs').DataType, base64: string, length: bigint) => string | null}} Tools what checks of values lend */
+
+/**
+ * The content of a tag of this name, or undefined.
+ * @param {Json | undefined} value
+ * @param {string} name
+ */
 function content(value, name) {
   return value instanceof Map && value.size === 1 ? value.get(name) : undefined;
 }
@@ -12,6 +20,7 @@ function content(value, name) {
 const DATE = /^(\d{4})-(\d{2})-(\d{2})$/;
 const TIME = /^(\d{2}):(\d{2}):(\d{2})(?:\.(\d{6}))?(?:([+-])(\d{2}):(\d{2}))?$/;
 
+/** @param {string} text */
 function isDate(text) {
   const match = DATE.exec(text);
   if (!match) return false;
@@ -21,6 +30,7 @@ function isDate(text) {
   return day <= [31, leap ? 29 : 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][month - 1];
 }
 
+/** @param {string} text */
 function isTime(text) {
   const match = TIME.exec(text);
   if (!match) return false;
@@ -30,19 +40,24 @@ function isTime(text) {
       && !(sign === '-' && offsetHour === '00' && offsetMinute === '00')));
 }
 
+/** @param {string} text */
 function isDateTime(text) {
   return text[10] === 'T' && isDate(text.slice(0, 10)) && isTime(text.slice(11));
 }
 
-/** A check of a string, with the detail for what fails it. */
-const text = (test, what) => (value) => (
+/**
+ * A check of a string, with the detail for what fails it.
+ * @param {(text: string) => boolean} test
+ * @param {string} what
+ */
+const text = (test, what) => (/** @type {Json} */ value) => (
   typeof value === 'string' && test(value) ? null : `not ${what}`);
 
 /**
  * Type names, and why a value is not as stated, or null.
- * @type {Map<string, (value: any, tools: any) => string | null>}
+ * @type {Record<string, (value: any, tools: Tools) => string | null>}
  */
-export const TYPES = new Map(Object.entries({
+const DEFINED = {
   'collections.OrderedDict': (value, {sameKeys, isKey}) => {
     const pairs = Array.isArray(value)
       && value.every((pair) => Array.isArray(pair) && pair.length === 2 && isKey(pair[0]));
@@ -74,7 +89,8 @@ export const TYPES = new Map(Object.entries({
     if (typeof axis !== 'string' || axis === '') return 'the axis is not a non-empty string';
     if (!Array.isArray(entries) || entries.length === 0) return 'not a list of at least one entry';
     if (!['refuse', 'keep', 'resplit', 'reseed'].includes(rule)) return 'no such on_resize';
-    const isCounter = (entry) => (Number.isInteger(entry) && entry >= 0)
+    /** @param {Json} entry */
+    const isCounter = (entry) => (typeof entry === 'number' && Number.isInteger(entry) && entry >= 0)
       || content(entry, '$int')?.startsWith('-') === false;
     return rule !== 'resplit' || entries.every(isCounter) ? null : 'entries are not counters';
   },
@@ -82,4 +98,7 @@ export const TYPES = new Map(Object.entries({
   'pathlib.PurePosixPath': text(() => true, 'a string'),
   'pathlib.WindowsPath': text(() => true, 'a string'),
   'pathlib.PureWindowsPath': text(() => true, 'a string'),
-}));
+};
+
+/** The same by name. */
+export const TYPES = new Map(Object.entries(DEFINED));

@@ -37,8 +37,16 @@ class Validation {
     this.integrity = level === 'integrity';
     this.problems = new Problems();
     this.store = store;
+    /** @type {import('./root.mjs').Root} before anything else is looked at */
+    this.root;
     /** @type {LoadedPart[]} */
     this.parts = [];
+    /** @type {import('./segments.mjs').Pack[] | null} */
+    this.packs = null;
+    /** @type {boolean[] | null} packs that are there with their length */
+    this.soundPacks = null;
+    /** @type {PackUse | null} */
+    this.use = null;
     /** @type {import('./root.mjs').Reference[]} blobs that are there with their length */
     this.blobs = [];
     /** @type {Set<string>} objects of chunks that are there with their length, in storage plain */
@@ -51,12 +59,20 @@ class Validation {
     this.blind = false;
   }
 
-  /** Runs a step that may refuse. */
+  /**
+   * Runs a step that may refuse.
+   * @template T
+   * @param {() => T} check
+   */
   guard(check) {
     return this.problems.guard(check);
   }
 
-  /** A document that satisfies its schema, or null. */
+  /**
+   * A document that satisfies its schema, or null.
+   * @param {import('./root.mjs').Reference} reference
+   * @param {string} schema
+   */
   document(reference, schema) {
     this.reached.add(reference.key);
     const document = this.guard(() => fetchDocument(this.store, reference, schema, this.problems,
@@ -67,17 +83,17 @@ class Validation {
 
   run() {
     const {problems, structure} = this;
-    this.root = this.guard(() => openRoot(this.store, problems, {collect: true, structure}));
-    if (!this.root) return;
-    const {root} = this;
+    const root = this.guard(() => openRoot(this.store, problems, {collect: true, structure}));
+    if (!root) return;
+    this.root = root;
     const packs = root.packs && this.document(root.packs, 'packs');
     const state = root.state && this.document(root.state, 'state');
     const indexes = root.parts.map((part) => this.document(part.index, 'index'));
     if (structure) {
-      if (state) checkStateForm(state, root.state.key, problems);
+      if (root.state && state) checkStateForm(state, root.state.key, problems);
       return;
     }
-    this.packs = packs && readPacks(packs, root.packs.key, problems);
+    this.packs = root.packs && packs && readPacks(packs, root.packs.key, problems);
     this.packs?.forEach(({key}) => this.reached.add(key));
     this.parts = root.parts.map((part, i) => this.part(part, i, indexes[i]));
     this.names(indexes.every((index) => index !== null), state);
@@ -107,12 +123,17 @@ class Validation {
         return true;
       });
       if (ok) fit.add(id);
-      if (ok && slot.place) placed.push(tensorOf(slot, layouts[slot.layout], meshes));
+      if (ok && slot.place) placed.push(tensorOf({...slot, place: slot.place}, layouts[slot.layout], meshes));
     }
     for (const {at, detail} of bufferFaults(placed)) this.problems.add('UCP-E-LAYOUT', at, detail);
   }
 
-  /** @returns {LoadedPart} */
+  /**
+   * @param {import('./root.mjs').Part} part
+   * @param {number} i
+   * @param {Map<string, any> | null} index
+   * @returns {LoadedPart}
+   */
   part(part, i, index) {
     const {root, problems} = this;
     this.reached.add(part.table.key);
@@ -135,16 +156,23 @@ class Validation {
     return {part, atoms, table: usable ? table : null};
   }
 
-  /** Names and keys over all parts, and the state document's references to them. */
+  /**
+   * Names and keys over all parts, and the state document's references to them.
+   * @param {boolean} complete whether all parts could be read
+   * @param {Map<string, any> | null} state
+   */
   names(complete, state) {
     const names = new Names();
     for (const {atoms} of this.parts) names.add(atoms, this.problems);
     if (!state) return;
     const known = kindsOfAtoms(this.parts.flatMap(({atoms}) => atoms));
-    checkState(state, this.root.state.key, complete && !this.blind ? known : null, this.problems);
+    checkState(state, /** @type {import('./root.mjs').Reference} */ (this.root.state).key, complete && !this.blind ? known : null, this.problems);
   }
 
-  /** Declared against needed features (UCP-D-009). */
+  /**
+   * Declared against needed features (UCP-D-009).
+   * @param {Map<string, any> | null} state
+   */
   features(state) {
     if (this.parts.some(({atoms}) => atoms.length === 0) || (this.root.packs && !this.packs)) return;
     const {readFeatures, writeFeatures} = this.root;
@@ -170,7 +198,11 @@ class Validation {
     }
   }
 
-  /** An object that has to exist with its length; looked for at level integrity. */
+  /**
+   * An object that has to exist with its length; looked for at level integrity.
+   * @param {string} key
+   * @param {number} length
+   */
   object(key, length) {
     this.reached.add(key);
     if (!this.integrity || !isKey(key)) return false;
@@ -182,7 +214,11 @@ class Validation {
     }) ?? false;
   }
 
-  /** Derived metadata with exactly their bytes (UCP-D-094). */
+  /**
+   * Derived metadata with exactly their bytes (UCP-D-094).
+   * @param {string} key
+   * @param {Uint8Array} bytes
+   */
   metadata(key, bytes) {
     this.reached.add(key);
     this.guard(() => {
@@ -193,7 +229,10 @@ class Validation {
     });
   }
 
-  /** Packs, blobs, chunk objects and Zarr metadata; objects that nothing reaches (UCP-V-002). */
+  /**
+   * Packs, blobs, chunk objects and Zarr metadata; objects that nothing reaches (UCP-V-002).
+   * @param {Map<string, any> | null} state
+   */
   objects(state) {
     const {problems, root} = this;
     this.soundPacks = this.packs?.map(({key, length}) => this.object(key, length)) ?? null;
@@ -223,6 +262,11 @@ class Validation {
     }
   }
 
+  /**
+   * @param {import('./documents.mjs').Atom} atom
+   * @param {import('./documents.mjs').Slot} slot
+   * @param {ChunkTable} table
+   */
   chunkObjects(atom, slot, table) {
     for (let index = 0; index < slot.grid.total; index += 1) {
       const key = chunkKey(atom.key, slot.name, slot.grid, index);

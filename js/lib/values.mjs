@@ -15,7 +15,10 @@ import {TYPES} from './types.mjs';
 /** Deepest nesting of arrays and objects in a value (SPEC section 15.1). */
 export const MAX_VALUE_DEPTH = 56;
 
-/** The shortest decimal of a number in the form that `$float` prescribes. */
+/**
+ * The shortest decimal of a number in the form that `$float` prescribes.
+ * @param {number} number
+ */
 export function floatText(number) {
   if (Number.isNaN(number)) return 'nan';
   const sign = number < 0 || Object.is(number, -0) ? '-' : '';
@@ -27,21 +30,30 @@ export function floatText(number) {
   return `${sign}${digits}e+${exponent}`;
 }
 
-/** The number that a `$float` stands for. */
+/**
+ * The number that a `$float` stands for.
+ * @param {string} text
+ */
 export function parseFloatText(text) {
   if (text === 'nan') return NaN;
   if (text === 'inf' || text === '-inf') return text === 'inf' ? Infinity : -Infinity;
   return Number(text);
 }
 
-/** The tag of a value and its content; null for what stands for itself. */
+/**
+ * The tag of a value and its content; null for what stands for itself.
+ * @param {Json} value
+ */
 function tagOf(value) {
   if (!(value instanceof Map) || value.size !== 1) return null;
   const [[name, content]] = value;
   return name.startsWith('$') ? {name, content} : null;
 }
 
-/** What identifies a real number, whatever its type: equal numbers have equal texts. */
+/**
+ * What identifies a real number, whatever its type: equal numbers have equal texts.
+ * @param {number} number
+ */
 function realText(number) {
   return Number.isInteger(number) ? BigInt(number).toString() : String(number);
 }
@@ -49,9 +61,12 @@ function realText(number) {
 /**
  * A text that is the same for keys that are equal: numbers compare by value, tuples and sets by
  * their elements, all else by text. A NaN equals nothing but its own text.
+ * @param {Json} key
+ * @returns {string}
  */
 export function keyIdentity(key) {
   const byText = () => `text:${canonicalText(key)}`;
+  /** @param {number} number */
   const real = (number) => (Number.isNaN(number) ? byText() : `number:${realText(number)}`);
   if (typeof key === 'boolean' || typeof key === 'number') return real(Number(key));
   const tag = tagOf(key);
@@ -59,7 +74,7 @@ export function keyIdentity(key) {
     case '$float': return real(parseFloatText(tag.content));
     case '$int': return `number:${BigInt(tag.content)}`;
     case '$complex': {
-      const [re, im] = tag.content.map((part) => (
+      const [re, im] = tag.content.map((/** @type {Json} */ part) => (
         typeof part === 'number' ? part : parseFloatText(tagOf(part)?.content)));
       if (Number.isNaN(re) || Number.isNaN(im)) return byText();
       return im === 0 ? real(re) : `complex:${realText(re)},${realText(im)}`;
@@ -70,7 +85,10 @@ export function keyIdentity(key) {
   }
 }
 
-/** Why keys are not distinct, or null. */
+/**
+ * Why keys are not distinct, or null.
+ * @param {Json[]} keys
+ */
 function sameKeys(keys) {
   const seen = new Set();
   for (const key of keys) {
@@ -82,11 +100,16 @@ function sameKeys(keys) {
   return null;
 }
 
-/** Why the body of an `$array` or `$tensor` does not fit, or null. */
+/**
+ * Why the body of an `$array` or `$tensor` does not fit, or null.
+ * @param {Map<string, any>} body
+ */
 function arrayProblem(body) {
   const dtype = DTYPES.get(body.get('dtype'));
   if (!dtype) return 'an unknown data type';
+  /** @type {number[]} */
   const shape = body.get('shape');
+  /** @param {number[]} extents */
   const size = (extents) => extents.reduce((a, b) => a * BigInt(b), BigInt(dtype.size));
   if (size(shape.map((extent) => Math.max(1, extent))) > Number.MAX_SAFE_INTEGER) {
     return 'a size of more than 2^53-1 bytes';
@@ -94,6 +117,11 @@ function arrayProblem(body) {
   return elementsProblem(dtype, body.get('data'), size(shape));
 }
 
+/**
+ * @param {import('./dtypes.mjs').DataType} dtype
+ * @param {string} base64
+ * @param {bigint} length
+ */
 function elementsProblem(dtype, base64, length) {
   const bytes = fromBase64(base64);
   if (BigInt(bytes.length) !== length) return `${bytes.length} bytes of data and not ${length}`;
@@ -114,12 +142,13 @@ const TAGS = {
   $complex: () => null,
   $tuple: () => null,
   $set: (keys) => {
+    /** @type {string[]} */
     const texts = keys.map(canonicalText);
     const sorted = texts.every((text, i) => i === 0 || compareUtf8(texts[i - 1], text) < 0);
     return sorted ? sameKeys(keys) : 'elements are not in ascending order';
   },
   $frozenset: (keys) => TAGS.$set(keys),
-  $dict: (pairs) => sameKeys(pairs.map(([key]) => key)),
+  $dict: (pairs) => sameKeys(pairs.map((/** @type {[Json, Json]} */ [key]) => key)),
   $array: arrayProblem,
   $tensor: arrayProblem,
   $object(content) {
@@ -131,7 +160,10 @@ const TAGS = {
 /** Tags that may be keys whatever they contain; `$tuple` and `$object` may if their content is. */
 const KEY_TAGS = new Set(['$float', '$int', '$bytes', '$complex', '$frozenset']);
 
-/** Whether a value may be the key of a dictionary. */
+/**
+ * Whether a value may be the key of a dictionary.
+ * @param {Json} value
+ */
 function isKey(value) {
   const tag = tagOf(value);
   if (tag?.name === '$tuple') return tag.content.every(isKey);
@@ -140,7 +172,11 @@ function isKey(value) {
   return value === null || typeof value !== 'object';
 }
 
-/** Levels of arrays and objects in a value. */
+/**
+ * Levels of arrays and objects in a value.
+ * @param {Json} value
+ * @returns {number}
+ */
 function depthOf(value) {
   if (value === null || typeof value !== 'object') return 0;
   let deepest = 0;
@@ -173,6 +209,7 @@ export function checkValueForm(value, key, pointer, problems) {
  */
 export function checkValue(value, key, pointer, problems) {
   if (!checkValueForm(value, key, pointer, problems)) return;
+  /** @type {(part: Json, at: string) => void} */
   const visit = (part, at) => {
     if (part === null || typeof part !== 'object') return;
     const tag = tagOf(part);

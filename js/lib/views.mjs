@@ -25,8 +25,12 @@ const refuse = (at, detail) => {
   throw new UcpError('UCP-E-LAYOUT', at, detail);
 };
 
-/** Digits of all dimensions in order, with neighbours joined that are one digit. */
+/**
+ * Digits of all dimensions in order, with neighbours joined that are one digit.
+ * @param {Digit[][]} dims
+ */
 function joined(dims) {
+  /** @type {Digit[]} */
   const list = [];
   for (const [radix, weight] of dims.flat()) {
     const last = list.at(-1);
@@ -36,9 +40,15 @@ function joined(dims) {
   return list;
 }
 
-/** The digits that each extent of a new shape takes (UCP-D-050). */
+/**
+ * The digits that each extent of a new shape takes (UCP-D-050).
+ * @param {Digit[]} list
+ * @param {number[]} shape
+ * @param {string} at
+ */
 function taken(list, shape, at) {
   return shape.map((extent) => {
+    /** @type {Digit[]} */
     const digits = [];
     for (let lacking = extent; lacking > 1;) {
       if (list.length === 0) return refuse(at, `[${shape}] has more elements than the tensor`);
@@ -57,7 +67,11 @@ function taken(list, shape, at) {
   });
 }
 
-/** The shape of the view, from the digits of all dimensions. */
+/**
+ * The shape of the view, from the digits of all dimensions.
+ * @param {number[]} shape
+ * @param {Digit[]} digits
+ */
 function viewOf(shape, digits) {
   const elements = product(shape);
   const inner = stridesOf(shape);
@@ -104,6 +118,7 @@ export function viewed(shape, steps, at) {
   if (empty) return {extents, view: shape, dims: null};
   const view = viewOf(shape, dims.flat());
   const weights = stridesOf(view);
+  /** @param {Digit} digit */
   const within = ([radix, weight]) => [...view.keys()].filter((dim) => (
     view[dim] > 1 && weights[dim] >= weight && weights[dim] < weight * radix));
   return {extents, view, dims: dims.map((digits) => digits.flatMap(within))};
@@ -127,6 +142,7 @@ export function* boxesOfRange(shape, start, stop, dim = 0) {
   for (let i = dim + 1; i < shape.length; i += 1) inner *= shape[i];
   const first = floorDiv(start, inner);
   const last = floorDiv(stop - 1, inner);
+  /** @type {(index: number, from: number, to: number) => Generator<Box>} */
   const of = function* of(index, from, to) {
     for (const rest of boxesOfRange(shape, from, to, dim + 1)) {
       yield {offset: [index, ...rest.offset], shape: [1, ...rest.shape]};
@@ -172,6 +188,7 @@ export function* logicalPieces(shape, view, piece) {
   const weights = stridesOf(view);
   const strides = stridesOf(shape).map((stride) => stride * step);
   const inside = weights.slice(dim).reduce((sum, weight, i) => sum + weight * piece.offset[dim + i], 0);
+  /** @type {(d: number, element: number, local: number) => Generator<import('./pieces.mjs').Piece>} */
   const outer = function* outer(d, element, local) {
     if (d === dim) {
       for (const box of boxesOfRange(shape, element, element + run)) {

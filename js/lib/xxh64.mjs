@@ -8,6 +8,12 @@
 let high = 0;
 let low = 0;
 
+/**
+ * @param {number} aHigh
+ * @param {number} aLow
+ * @param {number} bHigh
+ * @param {number} bLow
+ */
 function multiply(aHigh, aLow, bHigh, bLow) {
   const a0 = aLow & 0xffff;
   const a1 = aLow >>> 16;
@@ -20,13 +26,24 @@ function multiply(aHigh, aLow, bHigh, bLow) {
   high = (a1 * b1 + Math.floor(middle / 65536) + Math.floor(other / 65536) + Math.imul(aHigh, bLow) + Math.imul(aLow, bHigh)) | 0;
 }
 
+/**
+ * @param {number} aHigh
+ * @param {number} aLow
+ * @param {number} bHigh
+ * @param {number} bLow
+ */
 function add(aHigh, aLow, bHigh, bLow) {
   const sum = (aLow >>> 0) + (bLow >>> 0);
   low = sum | 0;
   high = (aHigh + bHigh + (sum > 0xffffffff ? 1 : 0)) | 0;
 }
 
-/** Rotates to the left by fewer than 32 bits. */
+/**
+ * Rotates to the left by fewer than 32 bits.
+ * @param {number} aHigh
+ * @param {number} aLow
+ * @param {number} bits
+ */
 function rotate(aHigh, aLow, bits) {
   low = (aLow << bits) | (aHigh >>> (32 - bits));
   high = (aHigh << bits) | (aLow >>> (32 - bits));
@@ -38,7 +55,13 @@ const P3 = [0x165667b1 | 0, 0x9e3779f9 | 0];
 const P4 = [0x85ebca77 | 0, 0xc2b2ae63 | 0];
 const P5 = [0x27d4eb2f | 0, 0x165667c5 | 0];
 
-/** Mixes eight bytes into a lane. */
+/**
+ * Mixes eight bytes into a lane.
+ * @param {number} laneHigh
+ * @param {number} laneLow
+ * @param {number} wordHigh
+ * @param {number} wordLow
+ */
 function round(laneHigh, laneLow, wordHigh, wordLow) {
   multiply(wordHigh, wordLow, P2[0], P2[1]);
   add(laneHigh, laneLow, high, low);

@@ -12,10 +12,21 @@ export const ZARR_CRC = 4;
 const GROUP = '{"zarr_format":3,"node_type":"group","attributes":{}}';
 
 export const ATOMS_KEY = 'atoms/zarr.json';
+/** @param {string} atom */
 export const atomMetadataKey = (atom) => `atoms/${atom}/zarr.json`;
+/**
+ * @param {string} atom
+ * @param {string} slot
+ */
 export const slotMetadataKey = (atom, slot) => `atoms/${atom}/${slot}/zarr.json`;
 
-/** The key of a chunk's own object. */
+/**
+ * The key of a chunk's own object.
+ * @param {string} atom
+ * @param {string} slot
+ * @param {import('./grid.mjs').Grid} grid
+ * @param {number} index
+ */
 export function chunkKey(atom, slot, grid, index) {
   return ['atoms', atom, slot, 'c', ...chunkPosition(grid, index)].join('/');
 }
@@ -23,7 +34,10 @@ export function chunkKey(atom, slot, grid, index) {
 /** The metadata document of a group. */
 export const groupMetadata = () => bytesOf(GROUP);
 
-/** A compressor with the members of its configuration sorted by name. */
+/**
+ * A compressor with the members of its configuration sorted by name.
+ * @param {Map<string, any>} compressor
+ */
 function compressorText(compressor) {
   const configuration = new Map([...compressor.get('configuration')].sort(([a], [b]) => (a < b ? -1 : 1)));
   return stringify(new Map([['name', compressor.get('name')], ['configuration', configuration]]));
@@ -32,9 +46,10 @@ function compressorText(compressor) {
 /**
  * The metadata document of a slot's array (UCP-D-094).
  * @param {{dtype: import('./dtypes.mjs').DataType, grid: import('./grid.mjs').Grid,
- *   compressor: Map | null}} slot
+ *   compressor: Map<string, any> | null}} slot
  */
 export function arrayMetadata({dtype, grid, compressor}) {
+  /** @param {number[]} numbers */
   const list = (numbers) => `[${numbers.join(',')}]`;
   const codecs = [
     dtype.size === 1 ? '{"name":"bytes"}' : '{"name":"bytes","configuration":{"endian":"little"}}',

@@ -12,10 +12,16 @@ export const refuse = (detail) => {
   throw new Error(detail);
 };
 
+/** @param {number} n */
 const highBit = (n) => 31 - Math.clz32(n);
 
 /** Bits that are read from the end of bytes [from, to) on; the last byte's highest bit that is set is no part of them. */
 export class BackwardBits {
+  /**
+   * @param {Uint8Array} bytes
+   * @param {number} from
+   * @param {number} to
+   */
   constructor(bytes, from, to) {
     if (from >= to || to > bytes.length || bytes[to - 1] === 0) refuse('a stream of bits has no end');
     this.bytes = bytes;
@@ -24,18 +30,30 @@ export class BackwardBits {
     this.left = 8 * (to - from - 1) + highBit(bytes[to - 1]);
   }
 
-  /** Takes up to 25 bits; those before the beginning are zeros. */
+  /**
+   * Takes up to 25 bits; those before the beginning are zeros.
+   * @param {number} count
+   * @returns {number}
+   */
   take(count) {
     if (count === 0) return 0;
     this.left -= count;
     return this.#at(this.left, count);
   }
 
-  /** Looks at `count` bits behind which bits are left. */
+  /**
+   * Looks at `count` bits behind which bits are left.
+   * @param {number} count
+   */
   peek(count) {
     return this.#at(this.left - count, count);
   }
 
+  /**
+   * @param {number} position
+   * @param {number} count
+   * @returns {number}
+   */
   #at(position, count) {
     if (position < 0) {
       const rest = count + position;
@@ -53,6 +71,7 @@ export class BackwardBits {
 /**
  * A table out of the counts of its symbols, which are -1 of those that are less likely than one (4.1.1).
  * @param {ArrayLike<number>} counts
+ * @param {number} log
  * @returns {Fse}
  */
 export function fseTable(counts, log) {
@@ -85,17 +104,29 @@ export function fseTable(counts, log) {
   };
 }
 
-/** A table that always gives one symbol. */
+/**
+ * A table that always gives one symbol.
+ * @param {number} symbol
+ */
 export const fseOfOne = (symbol) => ({
   log: 0, symbols: Uint8Array.of(symbol), bits: new Uint8Array(1), bases: new Uint16Array(1),
 });
 
 /**
  * The table whose description begins at a byte (4.1.1).
+ * @param {Uint8Array} bytes
+ * @param {number} start
+ * @param {number} end
+ * @param {number} maxLog
+ * @param {number} maxSymbol
  * @returns {{table: Fse, at: number}} and where the description ends
  */
 export function readFse(bytes, start, end, maxLog, maxSymbol) {
   let position = 8 * start;
+  /**
+   * @param {number} count
+   * @returns {number}
+   */
   const take = (count) => {
     const byte = position >>> 3;
     const word = bytes[byte] | (bytes[byte + 1] << 8) | (bytes[byte + 2] << 16);
@@ -138,7 +169,12 @@ export function readFse(bytes, start, end, maxLog, maxSymbol) {
 
 /** @typedef {{width: number, symbols: Uint8Array, bits: Uint8Array}} Huffman by the next `width` bits */
 
-/** Weights of symbols that are compressed themselves (4.2.1.2). */
+/**
+ * Weights of symbols that are compressed themselves (4.2.1.2).
+ * @param {Uint8Array} bytes
+ * @param {number} start
+ * @param {number} end
+ */
 function compressedWeights(bytes, start, end) {
   const {table, at} = readFse(bytes, start, end, 6, 255);
   const stream = new BackwardBits(bytes, at, end);
@@ -159,6 +195,9 @@ function compressedWeights(bytes, start, end) {
 
 /**
  * The Huffman table whose description begins at a byte (4.2.1).
+ * @param {Uint8Array} bytes
+ * @param {number} start
+ * @param {number} end
  * @returns {{table: Huffman, at: number}}
  */
 export function readHuffman(bytes, start, end) {
@@ -197,7 +236,16 @@ export function readHuffman(bytes, start, end) {
   return {table: {width, symbols, bits}, at};
 }
 
-/** Decodes one stream of literals into `out` [to, stop). */
+/**
+ * Decodes one stream of literals into `out` [to, stop).
+ * @param {Uint8Array} bytes
+ * @param {number} from
+ * @param {number} end
+ * @param {Huffman} table
+ * @param {Uint8Array} out
+ * @param {number} to
+ * @param {number} stop
+ */
 export function huffmanStream(bytes, from, end, {width, symbols, bits}, out, to, stop) {
   const stream = new BackwardBits(bytes, from, end);
   for (let at = to; at < stop; at += 1) {

@@ -12,7 +12,11 @@ const MAX_BLOCK = 128 << 10;
 /** The largest that libzstd takes. */
 const MAX_WINDOW = 2 ** 31;
 
-/** Bases out of the extra bits of each code. */
+/**
+ * Bases out of the extra bits of each code.
+ * @param {Uint8Array} bits
+ * @param {number} first
+ */
 function basesOf(bits, first) {
   let base = first;
   return Int32Array.from(bits, (count) => {
@@ -63,19 +67,29 @@ class Frame {
   tables = {literals: null, offsets: null, matches: null};
   literals = new Uint8Array(MAX_BLOCK);
 
+  /**
+   * @param {Uint8Array} bytes
+   * @param {number} length
+   * @param {number} maxBlock
+   */
   constructor(bytes, length, maxBlock) {
     this.bytes = bytes;
     this.out = new Uint8Array(length);
     this.maxBlock = maxBlock;
   }
 
-  /** Makes sure that so many bytes still fit. */
+  /**
+   * Makes sure that so many bytes still fit.
+   * @param {number} count
+   */
   room(count) {
     if (count > this.out.length - this.at) refuse('more bytes come out than are wanted');
   }
 
   /**
    * Literals of a block (3.1.1.3.1).
+   * @param {number} start
+   * @param {number} end
    * @returns {{at: number, count: number}} where the section ends, and how many literals it has
    */
   readLiterals(start, end) {
@@ -83,6 +97,7 @@ class Frame {
     const kind = bytes[start] & 3;
     const format = (bytes[start] >> 2) & 3;
     const word = (bytes[start] | (bytes[start + 1] << 8) | (bytes[start + 2] << 16) | (bytes[start + 3] << 24)) >>> 0;
+    /** @type {(header: number, size: number, stored: number) => number} */
     const checked = (header, size, stored) => {
       if (size > this.maxBlock) refuse('a block is too long');
       if (start + header + stored > end) refuse('literals end too late');
@@ -124,7 +139,13 @@ class Frame {
     return {at: stop, count};
   }
 
-  /** The table of one kind of codes, as its mode says (3.1.1.3.2.1); where its description ends. */
+  /**
+   * The table of one kind of codes, as its mode says (3.1.1.3.2.1); where its description ends.
+   * @param {keyof typeof KINDS} kind
+   * @param {number} mode
+   * @param {number} start
+   * @param {number} end
+   */
   readTable(kind, mode, start, end) {
     const {maxLog, maxCode, standard} = KINDS[kind];
     let at = start;
@@ -138,7 +159,11 @@ class Frame {
     return at;
   }
 
-  /** A block of literals and sequences (3.1.1.3). */
+  /**
+   * A block of literals and sequences (3.1.1.3).
+   * @param {number} start
+   * @param {number} end
+   */
   compressed(start, end) {
     const {bytes} = this;
     if (end - start < 2) refuse('a block is too short');
@@ -175,7 +200,13 @@ class Frame {
     if (this.at - began > this.maxBlock) refuse('a block is too long');
   }
 
-  /** Carries sequences out (3.1.1.4); how many literals that took. */
+  /**
+   * Carries sequences out (3.1.1.4); how many literals that took.
+   * @param {number} total
+   * @param {BackwardBits} stream
+   * @param {number} literals
+   * @param {number} began
+   */
   sequences(total, stream, literals, began) {
     const {literals: L, offsets: O, matches: M} = /** @type {Record<string, Fse>} */ (this.tables); // all are read by now
     const {out} = this;
@@ -213,7 +244,11 @@ class Frame {
     return used;
   }
 
-  /** How far back a match begins; the last three such distances have numbers of their own (3.1.1.5). */
+  /**
+   * How far back a match begins; the last three such distances have numbers of their own (3.1.1.5).
+   * @param {number} value
+   * @param {number} literal
+   */
   offset(value, literal) {
     const {recent} = this;
     if (value > 3) {
@@ -229,7 +264,10 @@ class Frame {
   }
 }
 
-/** The header of a frame (3.1.1.1); `size` is null where it is not stated. */
+/**
+ * The header of a frame (3.1.1.1); `size` is null where it is not stated.
+ * @param {Uint8Array} bytes
+ */
 function headerOf(bytes) {
   if (bytes.length < 6 || bytes[0] !== 0x28 || bytes[1] !== 0xb5 || bytes[2] !== 0x2f || bytes[3] !== 0xfd) {
     refuse('has no Zstandard frame');
@@ -237,6 +275,7 @@ function headerOf(bytes) {
   const descriptor = bytes[4];
   if (descriptor & 8) refuse('the frame is of a later version');
   const single = (descriptor & 0x20) !== 0;
+  /** @type {(at: number, width: number) => number} */
   const number = (at, width) => {
     if (at + width > bytes.length) refuse('the header of the frame does not end');
     return Array.from({length: width}, (_, i) => bytes[at + i] * 2 ** (8 * i)).reduce((sum, part) => sum + part, 0);

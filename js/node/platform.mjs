@@ -39,9 +39,15 @@ export function inflateRaw(bytes, length) {
   return {raw: buffer, used: engine.bytesWritten};
 }
 
-/** The bytes of a base64 text. */
+/**
+ * The bytes of a base64 text.
+ * @param {string} text
+ */
 export const fromBase64 = (text) => new Uint8Array(Buffer.from(text, 'base64'));
 
-/** Whether a text is base64 as RFC 4648 writes it, padded and with zero bits behind the last byte. */
+/**
+ * Whether a text is base64 as RFC 4648 writes it, padded and with zero bits behind the last byte.
+ * @param {string} text
+ */
 export const isBase64 = (text) => text.length % 4 === 0
   && Buffer.from(text, 'base64').toString('base64') === text;
