@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING
 
-from ucpformat import jsonio
 from ucpformat.distributed.group import decided
 from ucpformat.errors import error
 from ucpformat.model.envelope import Envelope
@@ -14,8 +12,9 @@ from ucpformat.reader import open_checkpoint
 from ucpformat.replay.begun_options import BEGUN_OPTIONS
 from ucpformat.replay.exactness import exactness_of, profile_of
 from ucpformat.replay.tracked import optimizer_name, shared_out
-from ucpformat.update_log.documents import After, Epoch, LogDocument
-from ucpformat.update_log.place import LOG_KEY, epoch_key, has_log
+from ucpformat.update_log.creation import create_epoch, create_log, drawn_id
+from ucpformat.update_log.documents import After, Epoch
+from ucpformat.update_log.place import LOG_KEY, has_log
 from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def begin_epoch(
     tensors, pieces = shared_out(tracked, group)
 
     def create() -> bytes:
-        number, log, before = 0, secrets.token_hex(16), None
+        number, log, before = 0, "", None
         if after is not None and after.log is not None:
             number, log = after.next_epoch, after.log
             before = None if after.epoch is None else After(after.epoch, after.epoch_digest)
@@ -94,12 +93,11 @@ def begin_epoch(
             message = "this run has a log already; recover() from it, and give what that returns as after="
             raise error("UCP-E-EXISTS", message, at=place.url)
         else:
-            document = LogDocument(log)
-            place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(document.to_json()))])
+            log = create_log(place)
         epoch = Epoch(
             log,
             number,
-            secrets.token_hex(16),
+            drawn_id(),
             step,
             before,
             len(group.ranks),
@@ -111,15 +109,7 @@ def begin_epoch(
             exactness_of(optimizer, tracked),
             Envelope(annotations={BEGUN_OPTIONS: [*options]}),
         )
-        data = jsonio.dumps_canonical(epoch.to_json())
-        try:
-            place.create(epoch_key(number), [memoryview(data)])
-        except BaseException as reason:
-            if getattr(reason, "code", "") != "UCP-E-EXISTS":
-                raise
-            message = f"epoch {number} has begun: another process has gone on from this log; recover() again"
-            raise error("UCP-E-FENCED", message, at=place.url) from None
-        return data
+        return create_epoch(place, epoch)
 
     data = decided(group, create)
     return Epoch.parse(data, at=place.url), sha256_digest(data)

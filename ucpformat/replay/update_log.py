@@ -12,7 +12,6 @@ from ucpformat.distributed.group import agreed, decided
 from ucpformat.errors import error
 from ucpformat.manager import CheckpointManager
 from ucpformat.model.root import LogPosition
-from ucpformat.replay.batch_writer import BatchWriter
 from ucpformat.replay.beginning import begin_epoch, goes_on, require_own_recovery
 from ucpformat.replay.begun_options import begun_options
 from ucpformat.replay.capture import Capture
@@ -35,6 +34,7 @@ from ucpformat.replay.replica.options import Replica
 from ucpformat.replay.state_sums import state_sums
 from ucpformat.replay.tracked import GroupOptions, held_pieces, tracked_state
 from ucpformat.state_dict.torch_group import own_group
+from ucpformat.update_log.batch_writer import BatchWriter
 from ucpformat.update_log.drafts import BatchDraft, StepDraft
 from ucpformat.update_log.place import LogPlace
 from ucpformat.update_log.pruning import prune

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import ucpformat as ucp
+from log_writer import begin_epoch, forget_epochs, write_batch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from ucpformat.conversion.convert import convert_checkpoint
@@ -64,7 +65,7 @@ def hello(params: Json) -> Json:
             "zstd",
         ],
         "write_features": [],
-        "writes_features": ["incremental", "process-images", "weight-versions"],
+        "writes_features": ["incremental", "process-images", "update-log", "weight-versions"],
         "compressors": ["blosc", "gzip", "zstd"],
         "dtypes": list(DTYPES),
         "profiles": ["core", "buffers", "views", "ragged", "reductions"],
@@ -381,8 +382,10 @@ METHODS: dict[str, Callable[[Json], Json]] = {
     "read-blob": read_blob,
     "write": write,
     "log": log_method,
+    "begin-epoch": begin_epoch,
+    "write-batch": write_batch,
     "rewrite": rewrite,
-    "reset": nothing,
+    "reset": forget_epochs,
     "shutdown": nothing,
 }
 

@@ -75,6 +75,22 @@ def rewrite(params: Json) -> Json:
     raise UnsupportedError("rewrite")
 
 
+def log(params: Json) -> Json:
+    # params: path of an update log, maybe checkpoint, outs, allow_loss. Asked where `read_features` has "update-log".
+    raise UnsupportedError("log")
+
+
+def begin_epoch(params: Json) -> Json:
+    # params: path, first_step, after, ranks, tensors, pieces, ... Asked where `writes_features` has "update-log".
+    # Return {"log": the id of the log, "epoch": the number}, and keep what `write_batch` goes on with.
+    raise UnsupportedError("begin-epoch")
+
+
+def write_batch(params: Json) -> Json:
+    # params: path, epoch, rank, steps, values. Return {"durable_step": the state behind the last step}.
+    raise UnsupportedError("write-batch")
+
+
 def nothing(params: Json) -> Json:
     return {}
 
@@ -88,6 +104,9 @@ METHODS: dict[str, Callable[[Json], Json]] = {
     "read-blob": read_blob,
     "write": write,
     "rewrite": rewrite,
+    "log": log,
+    "begin-epoch": begin_epoch,
+    "write-batch": write_batch,
     "reset": nothing,
     "shutdown": nothing,
 }

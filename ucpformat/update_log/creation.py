@@ -1,0 +1,50 @@
+"""Creating a log and its epochs, exclusively and whole (SPEC-UPDATE-LOGS sections 1, 2 and 4)."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from ucpformat import jsonio
+from ucpformat.errors import UcpError, error
+from ucpformat.update_log.documents import LogDocument
+from ucpformat.update_log.place import LOG_KEY, epoch_key
+
+if TYPE_CHECKING:
+    from ucpformat.update_log.documents import Epoch
+    from ucpformat.update_log.place import LogPlace
+
+__all__ = ["create_epoch", "create_log", "drawn_id"]
+
+
+def drawn_id() -> str:
+    """Draw the ``id`` of a log, or the ``start`` of an epoch (SPEC UCP-W-040)."""
+    return secrets.token_hex(16)
+
+
+def create_log(place: LogPlace) -> str:
+    """Create a log without epochs; return its ``id``.
+
+    Raises:
+        StoreError: ``UCP-E-EXISTS`` where there is one; what `LogPlace.create` raises.
+    """
+    document = LogDocument(drawn_id())
+    place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(document.to_json()))])
+    return document.id
+
+
+def create_epoch(place: LogPlace, epoch: Epoch) -> bytes:
+    """Create the document of an epoch; return its bytes.
+
+    Raises:
+        UcpError: ``UCP-E-FENCED`` where another process has begun it; what `LogPlace.create` raises.
+    """
+    data = jsonio.dumps_canonical(epoch.to_json())
+    try:
+        place.create(epoch_key(epoch.epoch), [memoryview(data)])
+    except UcpError as reason:
+        if reason.code != "UCP-E-EXISTS":
+            raise
+        message = f"epoch {epoch.epoch} has begun: another process has gone on from this log; recover() again"
+        raise error("UCP-E-FENCED", message, at=place.url) from None
+    return data
