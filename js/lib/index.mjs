@@ -9,6 +9,7 @@ export {UcpError} from './errors.mjs';
 export {PatternResolver, parsePatterns} from './patterns.mjs';
 export {lower} from './pieces.mjs';
 export {replay} from './log-replay.mjs';
+export {beginEpoch} from './log-writer.mjs';
 export {UpdateLog, isLog, validateLog} from './update-log.mjs';
 export {readLocals} from './read.mjs';
 export {validate} from './validate.mjs';

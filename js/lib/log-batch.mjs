@@ -78,8 +78,7 @@ function readHeader(store, key, length) {
   if (length < start) throw new TornError(key);
   const bytes = store.read(key, PREFIX, Number(size));
   const digest = sha256(bytes);
-  const stated = [...head.subarray(PREFIX - 32)].map((byte) => byte.toString(16).padStart(2, '0')).join('');
-  if (digest !== `sha256:${stated}`) throw new UcpError('UCP-E-LOG', key, 'the header has another SHA-256');
+  if (!sameBytes(digestBytes(digest), head.subarray(PREFIX - 32))) throw new UcpError('UCP-E-LOG', key, 'the header has another SHA-256');
   return {header: /** @type {Map} */ (parse(bytes, key)), digest, start};
 }
 
@@ -146,20 +145,17 @@ function readSteps(header, epoch, key, payload, problems) {
 }
 
 /**
- * A batch, every byte of which was looked at.
- * @param {import('./stores.mjs').Store} store
+ * The steps and sums of a header; what is wrong with it is added to the problems.
+ * @param {Map} header
  * @param {Epoch} epoch
  * @param {number} rank
  * @param {number} first
  * @param {string | null} previous what it goes on from; null where that was removed
- * @returns {Batch}
- * @throws {UcpError} what is wrong with it, {@link TornError} among that
+ * @param {number} payload where the bytes of steps begin in the object
+ * @param {Problems} problems
  */
-export function readBatch(store, epoch, rank, first, previous) {
+export function checkHeader(header, epoch, rank, first, previous, payload, problems) {
   const key = batchKey(epoch.epoch, rank, first);
-  const length = store.lengthOf(key);
-  const {header, digest, start} = readHeader(store, key, length);
-  const problems = new Problems();
   checkSchema('update-log-batch', header, key, problems);
   problems.raise();
   checkValues(header, key, problems);
@@ -178,7 +174,25 @@ export function readBatch(store, epoch, rank, first, previous) {
     if (sum.get('tensor') >= epoch.tensors.length) report(`/sums/${i}/tensor`, 'there is no such tensor');
     return {tensor: sum.get('tensor'), slot: sum.get('slot'), sum: BigInt(`0x${sum.get('sum')}`)};
   });
-  const steps = readSteps(header, epoch, key, start, problems);
+  return {steps: readSteps(header, epoch, key, payload, problems), sums};
+}
+
+/**
+ * A batch, every byte of which was looked at.
+ * @param {import('./stores.mjs').Store} store
+ * @param {Epoch} epoch
+ * @param {number} rank
+ * @param {number} first
+ * @param {string | null} previous what it goes on from; null where that was removed
+ * @returns {Batch}
+ * @throws {UcpError} what is wrong with it, {@link TornError} among that
+ */
+export function readBatch(store, epoch, rank, first, previous) {
+  const key = batchKey(epoch.epoch, rank, first);
+  const length = store.lengthOf(key);
+  const {header, digest, start} = readHeader(store, key, length);
+  const problems = new Problems();
+  const {steps, sums} = checkHeader(header, epoch, rank, first, previous, start, problems);
   problems.raise();
   const end = start + steps.reduce((sum, step) => sum + step.length, 0);
   if (length < end) throw new TornError(key);
@@ -187,6 +201,24 @@ export function readBatch(store, epoch, rank, first, previous) {
   for (const step of steps) stepBytes(store, batch, step);
   return batch;
 }
+
+/**
+ * What a batch begins with, and the digest that the next one names as `previous`.
+ * @param {Uint8Array} header its bytes
+ */
+export function framed(header) {
+  const digest = sha256(header);
+  const bytes = new Uint8Array(PREFIX + header.length);
+  bytes.set(MAGIC);
+  new DataView(bytes.buffer).setBigUint64(MAGIC.length, BigInt(header.length), true);
+  bytes.set(digestBytes(digest), PREFIX - 32);
+  bytes.set(header, PREFIX);
+  return {bytes, digest};
+}
+
+/** The 32 bytes of a digest. */
+const digestBytes = (digest) => Uint8Array.from({length: 32},
+  (_, i) => parseInt(digest.slice(7 + 2 * i, 9 + 2 * i), 16));
 
 /**
  * The bytes of a step, checked (UCP-D-162).

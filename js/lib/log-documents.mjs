@@ -34,11 +34,15 @@ import {checkSchema} from './schema.mjs';
 export const LOG_KEY = 'log.json';
 export const epochKey = (epoch) => `epochs/${epoch}.json`;
 
-/** The bytes of a document, and the JSON of it that satisfies its schema (UCP-R-022). */
-function standalone(store, key, kind) {
+/** The bytes of a document. */
+function bytesAt(store, key) {
   const length = store.lengthOf(key);
   if (length > MAX_DOCUMENT) throw new UcpError('UCP-E-LIMIT', key, `longer than ${MAX_DOCUMENT} bytes`);
-  const bytes = store.read(key, 0, length);
+  return store.read(key, 0, length);
+}
+
+/** The JSON of a document that satisfies its schema (UCP-R-022). */
+function standalone(bytes, key, kind) {
   const document = /** @type {Map} */ (parse(bytes, key));
   const problems = new Problems();
   checkSchema('envelope', document, key, problems, 'UCP-E-FORMAT');
@@ -56,7 +60,7 @@ function standalone(store, key, kind) {
     }
   }
   problems.raise();
-  return {bytes, document};
+  return document;
 }
 
 /**
@@ -66,7 +70,7 @@ function standalone(store, key, kind) {
  */
 export function readLogDocument(store) {
   try {
-    return standalone(store, LOG_KEY, 'update-log').document.get('id');
+    return standalone(bytesAt(store, LOG_KEY), LOG_KEY, 'update-log').get('id');
   } catch (error) {
     if (!(error instanceof UcpError && error.code === 'UCP-E-MISSING')) throw error;
     throw new UcpError('UCP-E-NOT-FOUND', LOG_KEY, 'there is no log');
@@ -80,9 +84,18 @@ export function readLogDocument(store) {
  * @param {string} log `id` of the log
  * @returns {Epoch}
  */
-export function readEpoch(store, number, log) {
+export const readEpoch = (store, number, log) => epochOf(bytesAt(store, epochKey(number)), number, log);
+
+/**
+ * The epoch of a document.
+ * @param {Uint8Array} bytes
+ * @param {number} number
+ * @param {string} log `id` of the log
+ * @returns {Epoch}
+ */
+export function epochOf(bytes, number, log) {
   const key = epochKey(number);
-  const {bytes, document} = standalone(store, key, 'update-log-epoch');
+  const document = standalone(bytes, key, 'update-log-epoch');
   const problems = new Problems();
   // Names of options of a profile may be anything, and nothing looks them up as members.
   const profile = document.get('optimizer').get('profile');

@@ -3,6 +3,7 @@
  */
 
 import * as core from '../lib/index.mjs';
+import {DirectoryLogSink} from './log-sink.mjs';
 import {DirectoryStore} from './store.mjs';
 
 export {
@@ -30,6 +31,14 @@ export const validate = (path, level) => core.validate(new DirectoryStore(path),
  * @param {string} path
  */
 export const openLog = (path) => new core.UpdateLog(new DirectoryStore(path));
+
+/**
+ * Begins an epoch of an update log, whose batches the writer that this returns writes.
+ * @param {string} path
+ * @param {import('../lib/log-writer.mjs').EpochInput} input
+ */
+export const beginEpoch = (path, input) => (
+  core.beginEpoch(() => new DirectoryStore(path), new DirectoryLogSink(path), input));
 
 /**
  * Everything that is wrong with an update log that can be reached.

@@ -14,7 +14,7 @@ import {ROOT_KEY} from '../lib/names.mjs';
 const OPEN_FILES = 64;
 
 /** Runs a file system call; what it throws becomes a refusal, by error number or UCP-E-STORE. */
-function attempt(key, codes, call) {
+export function attempt(key, codes, call) {
   try {
     return call();
   } catch (error) {

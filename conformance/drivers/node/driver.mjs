@@ -16,7 +16,7 @@ import {requireRestored} from '../../../js/lib/images.mjs';
 import {product} from '../../../js/lib/boxes.mjs';
 import {readBox, readerOf, readLocals} from '../../../js/lib/read.mjs';
 import {
-  fileSource, isLog, localsSource, lower, open, openLog, replay, rewrite, validate, validateLog, write,
+  beginEpoch, fileSource, isLog, localsSource, lower, open, openLog, replay, rewrite, validate, validateLog, write,
 } from '../../../js/node/index.mjs';
 import {WRITTEN} from '../../../js/node/compress.mjs';
 
@@ -95,6 +95,12 @@ function described(log) {
   return {id: log.id, epochs: log.numbers, branch};
 }
 
+/** Epochs that this process has begun, by path and number. */
+const epochs = new Map();
+
+/** An entry of a step, or elements for a sum, with the bytes of its file. */
+const withBytes = ({in: path, ...members}) => ({...members, bytes: readFileSync(path)});
+
 const methods = {
   hello: () => ({
     protocol: 1,
@@ -104,7 +110,7 @@ const methods = {
     storages: ['plain', 'packed'],
     read_features: ['blosc', 'incremental', 'process-images', 'row-overwrite', 'update-log', 'weight-versions', 'zstd'],
     write_features: [],
-    writes_features: ['process-images', 'weight-versions'],
+    writes_features: ['process-images', 'update-log', 'weight-versions'],
     compressors: ['blosc', 'gzip', 'zstd'],
     writes_compressors: WRITTEN,
     dtypes: [...DTYPES.keys()],
@@ -225,9 +231,34 @@ const methods = {
     }
   },
 
+  'begin-epoch': (params) => {
+    const path = params.get('path');
+    const {epoch: number, first_step: firstStep, ...document} = plain(params);
+    const profile = params.get('optimizer').get('profile');
+    const optimizer = {type: document.optimizer.type, profile};
+    const writer = beginEpoch(path, {...document, number, firstStep, optimizer});
+    epochs.set(JSON.stringify([path, writer.epoch.epoch]), writer);
+    return {log: writer.epoch.log, epoch: writer.epoch.epoch};
+  },
+
+  'write-batch': (params) => {
+    const writer = epochs.get(JSON.stringify([params.get('path'), params.get('epoch')]));
+    const steps = params.get('steps').map((step) => ({
+      options: step.get('options'),
+      skipped: step.has('skipped'),
+      entries: plain(step.get('entries')).map(withBytes),
+    }));
+    const sums = plain(params.get('sums') ?? []).map(withBytes);
+    const batch = {steps, options: params.get('options'), values: params.get('values'), sums};
+    return {durable_step: writer.write(params.get('rank'), batch)};
+  },
+
   rewrite: (params) => rewrite(params.get('source'), params.get('path'), params.get('storage')),
 
-  reset: () => ({}),
+  reset: () => {
+    epochs.clear();
+    return {};
+  },
 
   shutdown: () => ({}),
 };
