@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from defects import IMPLEMENTATIONS, ROOT, Defect, EditError, copy_sources, load, planted
 
 from ucp_conformance.connection import Connection, DriverError
-from ucp_conformance.generated import run_pairs
+from ucp_conformance.generated import run_lives, run_pairs
 from ucp_conformance.results import Result
 from ucp_conformance.stateful import run_stateful
 from ucp_conformance.static import run_static
@@ -36,6 +36,9 @@ from ucp_conformance.vectors import all_vectors
 EXAMPLES: Final = 100
 """Exchanges, of a defect that no static case finds."""
 SEQUENCES: Final = 4
+LIVES: Final = "lives"
+"""What stands in the place of a case where lives of logs are near a defect, so many."""
+EXAMPLES_OF_LIVES: Final = 60
 TIMEOUT_S: Final = 60.0
 """How long a reply may take, on a busy machine as well."""
 TESTS_TIMEOUT_S: Final = 300.0
@@ -70,7 +73,7 @@ def ignore(_: Result) -> None:
 def cases_of(near: Sequence[str]) -> list[str]:
     """Return ids of the cases that one of the texts names, or that hold a requirement among them."""
     found: dict[str, None] = {}
-    for text in near:
+    for text in (text for text in near if text != LIVES):
         named = [
             vector.id for vector in all_vectors() if text in vector.id or text in vector.case["requirements"]
         ]
@@ -89,9 +92,17 @@ def attempts(connection: Connection, defect: Defect) -> Iterator[tuple[Iterator[
     """Yield results in the order in which they are asked for, and whether they are of cases near the defect."""
     for case in cases_of(defect.near):
         yield run_static(connection, ignore, only=case), True
+    if LIVES in defect.near:
+        yield lives_of(connection), True
     yield run_static(connection, ignore), False
     yield run_pairs([connection], ignore, examples=EXAMPLES, seed_=0), False
     yield run_stateful([connection], ignore, sequences=SEQUENCES, seed_=0), False
+    yield lives_of(connection), False
+
+
+def lives_of(connection: Connection) -> Iterator[Result]:
+    """Yield what comes of lives of logs, in which an implementation goes on from itself."""
+    return run_lives([connection], ignore, examples=EXAMPLES_OF_LIVES, seed_=0)
 
 
 def first_failure(tests: Sequence[str], tree: Path, timeout: float | None = None) -> str | None:
@@ -158,7 +169,9 @@ def spared(implementation: str, defects: Sequence[Defect]) -> list[str]:
     near = cases_of([text for defect in defects for text in defect.near])
     connection = Connection(command_of(implementation, ROOT), label=implementation, timeout=TIMEOUT_S)
     try:
-        return [one for case in near for one in failures(run_static(connection, ignore, only=case))]
+        found = [one for case in near for one in failures(run_static(connection, ignore, only=case))]
+        has_lives = any(LIVES in defect.near for defect in defects)
+        return found + (list(failures(lives_of(connection))) if has_lives else [])
     finally:
         connection.kill()
 

@@ -15,7 +15,7 @@ from ucp_conformance import __version__
 from ucp_conformance.connection import Connection, DriverError
 from ucp_conformance.explain import UnknownCaseError, explained
 from ucp_conformance.generated import replay as replay_case
-from ucp_conformance.generated import run_pairs
+from ucp_conformance.generated import run_lives, run_pairs
 from ucp_conformance.promote import promote as promote_case
 from ucp_conformance.report import Stream, make_report, markdown, suite_document, write_reports
 from ucp_conformance.resources import protocol_validator
@@ -26,8 +26,8 @@ from ucp_conformance.vectors import all_vectors
 
 __all__ = ["main"]
 
-PROFILES: Final = {"quick": (30, 2), "default": (300, 10), "nightly": (3000, 200)}
-"""Examples per pair, and sequences."""
+PROFILES: Final = {"quick": (30, 2, 10), "default": (300, 10, 40), "nightly": (3000, 200, 600)}
+"""Examples per pair, sequences, and lives of logs per pair."""
 
 
 @click.group()
@@ -63,6 +63,7 @@ _timeout = click.option("--timeout", default=30.0, show_default=True, help="Seco
 @click.option("--profile", type=click.Choice(sorted(PROFILES)), default="default", show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of generated cases and sequences.")
 @click.option("--only", default="", help="Static cases whose id contains this text, and no other mode.")
+@click.option("--lives", type=click.IntRange(1), help="So many lives of logs per pair, and no other mode.")
 @click.option(
     "--report", "folder", type=click.Path(file_okay=False, path_type=Path), help="Folder for reports."
 )
@@ -75,14 +76,17 @@ def run(
     profile: str,
     seed: int,
     only: str,
+    lives: int | None,
     folder: Path | None,
     xfail: Path | None,
 ) -> None:
-    """Run vectors, generated exchanges between all ordered pairs, and sequences. Exit code 1 for failures."""
+    """Run vectors, exchanges and logs of all ordered pairs, and sequences. Exit code 1 for failures."""
     connections = _connections(drivers, timeout)
     expected = read_expected(xfail) if xfail is not None else []
-    examples, sequences = PROFILES[profile]
-    suite = suite_document(profile, seed, only)
+    if only and lives is not None:
+        raise click.UsageError("--only and --lives each name the one mode that is run")
+    examples, sequences, lives_of_all = PROFILES[profile]
+    suite = suite_document(profile, seed, only if lives is None else "logs/")
     results: list[Result] = []
     with ExitStack() as stack:
         for connection in connections:
@@ -97,12 +101,15 @@ def run(
             stream.tell(apply_expected([result], expected)[0])
 
         sound = [connection for connection in connections if _greets(connection, results, tell)]
-        for connection in sound:
+        if lives is not None:
+            results += run_lives(sound, tell, examples=lives, seed_=seed)
+        for connection in sound if lives is None else ():
             results += run_static(connection, tell, only=only)
-        if not only:
+        if not only and lives is None:
             lively = [connection for connection in sound if connection.failures_in_a_row == 0]
             results += run_pairs(lively, tell, examples=examples, seed_=seed)
             results += run_stateful(lively, tell, sequences=sequences, seed_=seed)
+            results += run_lives(lively, tell, examples=lives_of_all, seed_=seed)
         for connection in sound:
             results.append(_farewell(connection))
             tell(results[-1])
@@ -194,4 +201,6 @@ def promote(file: Path, name: str, vectors: Path) -> None:
     """Make the generated case in FILE the static case good/promoted/NAME below the folder of vectors."""
     case = json.loads(file.read_bytes())
     protocol_validator("exchange").validate(case)
+    if case["kind"] != "exchange":
+        raise click.UsageError("only an exchange becomes a static case; a life of a log is a case by itself")
     click.echo(promote_case(case["plan"], name, vectors))

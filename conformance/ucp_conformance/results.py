@@ -138,7 +138,7 @@ def classes(
     for feature in OPTIONAL:
         of_feature = [result for result in mine if feature in result.features]
         earned[f"+{feature}"] = bool(of_feature) and all(result.outcome == "pass" for result in of_feature)
-    for feature in COMPRESSORS:
+    for feature in (*COMPRESSORS, "update-log"):
         earned[f"+{feature} to read"] = _only_reads([one for one in mine if feature in one.features])
     for profile in BEYOND:
         of_profile = [

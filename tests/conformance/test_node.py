@@ -41,6 +41,7 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is n
 # The reference, whose splits by `ceil` round down.
 FAULTY_REFERENCE = """
 import runpy, sys
+from pathlib import Path
 from ucpformat.geometry import intervals, program
 right = intervals.part
 def part(extent, parts, rule, position, at):
@@ -48,6 +49,7 @@ def part(extent, parts, rule, position, at):
         extent, parts, rule, position, at)
 program.part = part
 sys.argv = sys.argv[1:]
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from ucp_conformance import exchange, stateful
+from ucp_conformance import exchange, log_sequences, stateful
 from ucp_conformance.cli import main
 from ucp_conformance.judge import at_matches
 from ucp_conformance.mutation import entry_of, file_of
@@ -178,9 +178,9 @@ def test_the_oracle_finds_in_every_vector_what_the_case_expects() -> None:
 
 
 def accounted() -> set[str]:
-    """Requirements that a vector, the generated mode or the stateful mode holds."""
+    """Requirements that a vector, an exchange, a sequence or a life of a log holds."""
     found = {requirement for vector in VECTORS.values() for requirement in vector.case["requirements"]}
-    return found | set(exchange.REQUIREMENTS) | set(stateful.REQUIREMENTS)
+    return found | set(exchange.REQUIREMENTS) | set(stateful.REQUIREMENTS) | set(log_sequences.REQUIREMENTS)
 
 
 def of_several_writers() -> set[str]:
@@ -196,8 +196,8 @@ def of_several_writers() -> set[str]:
 
 def beside_checkpoints() -> set[str]:
     """Requirements of section 14 and its documents, and of readers in 15.2: no driver is asked for documents beside
-    checkpoints but update logs, to write those, for what a position of a job gets (CLASSES.md), or to extract images;
-    the tests of the library are.
+    checkpoints but update logs, for what a position of a job gets (CLASSES.md), or to extract images, and
+    none is looked at by a disk that loses power; the tests of the library are.
     """
     text = specification()
     beside = text.partition("\n## 14. ")[2].partition("\n## 15. ")[0]
@@ -209,8 +209,7 @@ def beside_checkpoints() -> set[str]:
             if f"[{name}]" in beside or (name.startswith("UCP-R-") and f"[{name}]" in own_values)
         }
         | {name for name, _ in requirements(tuple(one for one in BESIDE if one != LOGS))}
-        | {name for name, _ in requirements((LOGS,)) if name.startswith("UCP-W-")}
-        | {"UCP-S-006"}
+        | {"UCP-S-006", "UCP-W-037"}
     )
 
 

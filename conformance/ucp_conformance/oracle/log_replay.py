@@ -20,8 +20,9 @@ _EXACTNESS: Final = ("bitwise", "tolerance", "lossy")
 
 @dataclass
 class Recovered:
-    """Where a recovery ends, how exact it is, and the values of tensors by atom."""
+    """Where a recovery ends, in which epoch, how exact it is, and the values of tensors by atom."""
 
+    epoch: int
     step: int
     exactness: str
     values: dict[str, bytes]
@@ -68,8 +69,9 @@ def recovered(log: UpdateLog, logical: Any, *, allow_loss: bool = False) -> Reco
             _compare_sums(epoch, chains, step, values)
         if not goes_on:
             break
+    # The last one that was looked at: the loop ends with the epoch in which the recovery does.
     values |= {atom: bytes(len(values[atom])) for atom in unknown}
-    return Recovered(step, _EXACTNESS[exactness], values)
+    return Recovered(epoch["epoch"], step, _EXACTNESS[exactness], values)
 
 
 def _residuals_not_stored(epoch: Mapping[str, Any], step: Together) -> set[str]:

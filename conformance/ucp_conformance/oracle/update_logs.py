@@ -20,7 +20,19 @@ from ucp_conformance.oracle.store import Store
 from ucp_conformance.oracle.strict_json import LARGEST, parse, same
 from ucp_conformance.oracle.values import check_value
 
-__all__ = ["LOG_KEY", "Chain", "Together", "UpdateLog", "changes", "indices", "log_problems", "together"]
+__all__ = [
+    "LOG_KEY",
+    "Batch",
+    "Chain",
+    "Together",
+    "TornError",
+    "UpdateLog",
+    "changes",
+    "entry_parts",
+    "indices",
+    "log_problems",
+    "together",
+]
 
 LOG_KEY: Final = "log.json"
 _NUMBER: Final = r"(0|[1-9][0-9]*)"
@@ -59,7 +71,7 @@ class Chain:
         return self.batches[-1].stop if self.batches else self.first
 
 
-class _TornError(Exception):
+class TornError(Exception):
     """A batch is shorter than it says."""
 
 
@@ -71,6 +83,7 @@ class UpdateLog:
         if self.store.size(LOG_KEY) is None:
             raise RefusalError("UCP-E-NOT-FOUND", LOG_KEY)
         self.id = self.document(LOG_KEY, "update-log")[0]["id"]
+        self._epochs: dict[int, tuple[dict[str, Any], str]] = {}
         self._chains: dict[tuple[int, int, int], Chain] = {}
         self.epochs: list[int] = []
         self.firsts: dict[tuple[int, int], list[int]] = {}
@@ -100,6 +113,11 @@ class UpdateLog:
 
     def epoch(self, number: int) -> tuple[dict[str, Any], str]:
         """Return an epoch and the digest of its document; refuses one that contradicts itself."""
+        if number not in self._epochs:
+            self._epochs[number] = self._sound_epoch(number)
+        return self._epochs[number]
+
+    def _sound_epoch(self, number: int) -> tuple[dict[str, Any], str]:
         key = f"epochs/{number}.json"
         epoch, digest = self.document(key, "update-log-epoch")
         for at, code in _epoch_faults(epoch, number, self.id):
@@ -148,7 +166,7 @@ class UpdateLog:
             except RefusalError as refusal:
                 chain.fault = refusal.problem
                 chain.has_more = place + 1 < len(firsts) or first > chain.stop
-            except _TornError:
+            except TornError:
                 chain.fault, chain.is_torn = Problem("UCP-E-LOG", key, "torn"), True
                 chain.has_more = place + 1 < len(firsts)
             if chain.fault is not None:
@@ -161,12 +179,12 @@ class UpdateLog:
         if data[:8] != b"UCPBATCH"[: len(data)]:
             raise RefusalError("UCP-E-LOG", key, "no batch")
         if len(data) < 48:
-            raise _TornError
+            raise TornError
         start = 48 + struct.unpack_from("<Q", data, 8)[0]
         if start - 48 > documents.MOST_DOCUMENT:
             raise RefusalError("UCP-E-LIMIT", key)
         if len(data) < start:
-            raise _TornError
+            raise TornError
         digest = hashlib.sha256(data[48:start])
         if digest.digest() != data[16:48]:
             raise RefusalError("UCP-E-LOG", key, "the header has another SHA-256")
@@ -190,7 +208,7 @@ class UpdateLog:
             _check_step(step, number, header, epoch, pointer(key, "steps", number))
         end = start + sum(step["length"] for step in header["steps"])
         if len(data) < end:
-            raise _TornError
+            raise TornError
         if len(data) > end:
             raise RefusalError("UCP-E-LOG", key, "longer than its steps")
         steps, options = [], None
@@ -325,12 +343,12 @@ def _check_step(
             raise RefusalError("UCP-E-LOG", place)
         if entry["form"] == "rows" and not piece["shape"]:
             raise RefusalError("UCP-E-LOG", place, "no dimension, no rows")
-        length += sum(_parts(entry, piece["shape"], ITEM_BYTES[tensor["dtype"]]))
+        length += sum(entry_parts(entry, piece["shape"], ITEM_BYTES[tensor["dtype"]]))
     if length != step["length"]:
         raise RefusalError("UCP-E-LOG", pointer(at, "length"))
 
 
-def _parts(entry: Mapping[str, Any], shape: Sequence[int], item: int) -> tuple[int, int, int]:
+def entry_parts(entry: Mapping[str, Any], shape: Sequence[int], item: int) -> tuple[int, int, int]:
     """Return the bytes of an entry: of counts, of places, of values."""
     size, count = math.prod(shape), entry.get("count", 0)
     match entry["form"]:
@@ -345,7 +363,7 @@ def changes(
     entry: Mapping[str, Any], data: bytes, shape: Sequence[int], at: str
 ) -> tuple[list[int] | None, bytes]:
     """Return the elements of the piece that an entry has, None for all, and their values; refuses by UCP-D-163."""
-    counts, places, _ = _parts(entry, shape, 0)
+    counts, places, _ = entry_parts(entry, shape, 0)
     if entry["form"] == "dense":
         return None, data
     if entry["form"] == "rows":
@@ -388,7 +406,7 @@ def together(epoch: Mapping[str, Any], chains: Sequence[Chain], step: int) -> To
         for entry in record["entries"]:
             piece = epoch["pieces"][entry["piece"]]
             item = ITEM_BYTES[epoch["tensors"][piece["tensor"]]["dtype"]]
-            length = sum(_parts(entry, piece["shape"], item))
+            length = sum(entry_parts(entry, piece["shape"], item))
             found.entries[entry["piece"]] = entry, data[:length], at
             changes(entry, data[:length], piece["shape"], at)
             data = data[length:]
