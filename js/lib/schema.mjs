@@ -68,8 +68,8 @@ const BASE64 = '^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIM
 /**
  * The base64 pattern repeats a group over text of up to 256 MiB, for which the engine's stack of
  * backtracking positions does not suffice; decoding and encoding again decides the same.
- * @returns {(text: string) => boolean}
  * @param {string} source
+ * @returns {(text: string) => boolean}
  */
 function pattern(source) {
   if (source === BASE64) return isBase64;

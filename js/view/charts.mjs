@@ -5,7 +5,20 @@
 import {extents, h, human, short, svg, visible} from './dom.mjs';
 import {withOnlyChildren} from './tree.mjs';
 
-/** Blue below zero, red above, grey at zero; yellow where a mean is not a number. */
+/**
+ * A tensor as a matrix of cells, each the mean of what was read of it, if anything was.
+ * @typedef {{rows: number, columns: number, height: number, width: number, cells: Float64Array, held: Float64Array,
+ *   isWhole: boolean}} HeatMap
+ */
+/** @typedef {import('./tree.mjs').Module} Module */
+/** @typedef {{x: number, y: number, width: number, height: number}} Area */
+/** @typedef {import('../lib/boxes.mjs').Box} Box */
+
+/**
+ * Blue below zero, red above, grey at zero; yellow where a mean is not a number.
+ * @param {number} value
+ * @param {number} most
+ */
 function colour(value, most) {
   if (Number.isNaN(value)) return [255, 200, 0];
   const t = most > 0 ? Math.max(-1, Math.min(1, value / most)) : 0;
@@ -13,7 +26,10 @@ function colour(value, most) {
   return t < 0 ? [fade, fade, 235] : [235, fade, fade];
 }
 
-/** A canvas with a cell for each mean, and its scale. */
+/**
+ * A canvas with a cell for each mean, and its scale.
+ * @param {HeatMap} map
+ */
 export function heatMap({
   rows, columns, height, width, cells, held, isWhole,
 }) {
@@ -26,7 +42,7 @@ export function heatMap({
   });
   canvas.style.width = `${width * zoom}px`;
   canvas.style.height = `${height * Math.max(zoom, isWhole ? 1 : 12)}px`;
-  const context = canvas.getContext('2d');
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext('2d'));
   const image = context.createImageData(width, height);
   cells.forEach((value, i) => image.data.set([...colour(value, most), held[i] ? 255 : 0], 4 * i));
   context.putImageData(image, 0, 0);
@@ -35,7 +51,10 @@ export function heatMap({
     + `${isWhole ? '' : '; some rows of each band are read'}`));
 }
 
-/** Bars by powers of two, negative numbers to the left. */
+/**
+ * Bars by powers of two, negative numbers to the left.
+ * @param {{positive: [power: number, count: number][], negative: [power: number, count: number][], zeros: number}} counts
+ */
 export function histogram({
   positive, negative, zeros,
 }) {
@@ -61,14 +80,20 @@ export function histogram({
   }));
 }
 
+/** @param {number} i */
 const hue = (i) => `hsl(${(i * 137.5) % 360} 55% 55%)`;
 
-/** What of a box shows in a drawing of two dimensions: the last two. */
+/**
+ * What of a box shows in a drawing of two dimensions: the last two.
+ * @param {number[]} list
+ * @param {number} fallback
+ */
 const flat = (list, fallback) => [list.at(-2) ?? fallback, list.at(-1) ?? fallback];
 
 /**
  * A drawing of who holds what, with a slider over ranks.
- * @param {{axes: object[], steps: string[], shape: number[], count: number, holders: object[]}} layout
+ * @param {{axes: import('../lib/mesh.mjs').Axis[], steps: string[], shape: number[], count: number,
+ *   holders: {coordinate: number[], shape: number[] | null, boxes: Box[]}[]}} layout
  */
 export function layoutDrawing({
   axes, steps, shape, count, holders,
@@ -77,6 +102,7 @@ export function layoutDrawing({
   const scale = 360 / Math.max(rows, columns);
   const size = {width: Math.max(columns * scale, 24), height: Math.max(rows * scale, 24)};
   const unit = [size.height / rows, size.width / columns];
+  /** @type {(box: Box, attributes: import('./dom.mjs').Attributes) => SVGElement} */
   const rectangle = ({offset, shape: extent}, attributes) => {
     const [y, x] = flat(offset, 0);
     const [height, width] = flat(extent, 1);
@@ -85,11 +111,13 @@ export function layoutDrawing({
     });
   };
   // Boxes that several ranks hold are drawn once, in the colour of the first.
+  /** @type {Map<string, {box: Box, ranks: number[]}>} */
   const drawn = new Map();
   holders.forEach(({boxes}, rank) => boxes.forEach((box) => {
     const id = `${box.offset} ${box.shape}`;
-    if (!drawn.has(id)) drawn.set(id, {box, ranks: []});
-    drawn.get(id).ranks.push(rank);
+    const found = drawn.get(id) ?? {box, ranks: []};
+    found.ranks.push(rank);
+    drawn.set(id, found);
   }));
   const base = [...drawn.values()].map(({box, ranks}) => rectangle(box, {
     fill: hue(ranks[0]), stroke: 'var(--back)', 'stroke-width': 0.5, opacity: 0.45,
@@ -99,6 +127,7 @@ export function layoutDrawing({
     width: size.width, height: size.height, viewBox: `0 0 ${size.width} ${size.height}`, role: 'img', 'aria-label': 'who holds what',
   }, rectangle({offset: shape.map(() => 0), shape}, {fill: 'none', stroke: 'var(--line)'}), ...base, front);
   const told = h('output');
+  /** @param {number} rank */
   const show = (rank) => {
     const {coordinate, shape: local, boxes} = holders[rank];
     front.replaceChildren(...boxes.map((box) => rectangle(box, {fill: hue(rank), stroke: 'var(--text)', 'stroke-width': 1.5})));
@@ -115,7 +144,12 @@ export function layoutDrawing({
     + `${holders.length < count ? `; the first ${holders.length} of ${count} ranks are drawn` : ''}${shape.length > 2 ? '; the last two dimensions are shown' : ''}`));
 }
 
-/** Rectangles that fill a rectangle by weight: halves of the weight, across the longer side. */
+/**
+ * Rectangles that fill a rectangle by weight: halves of the weight, across the longer side.
+ * @param {Module[]} items
+ * @param {Area} box
+ * @param {(Area & {item: Module})[]} out
+ */
 function divided(items, box, out) {
   if (items.length === 0) return;
   if (items.length === 1) {
@@ -145,7 +179,10 @@ const LEAST_HEIGHT = 40;
 /** Boxes of the largest map. */
 const MAX_BOXES = 1500;
 
-/** The largest children of a module that have bytes, the largest first. */
+/**
+ * The largest children of a module that have bytes, the largest first.
+ * @param {Module} module
+ */
 const largest = (module) => [...module.children.values()].filter(({bytes}) => bytes > 0).sort((a, b) => b.bytes - a.bytes).slice(0, 400);
 
 /**
@@ -156,12 +193,14 @@ const largest = (module) => [...module.children.values()].filter(({bytes}) => by
  */
 export function bytesMap(module, open, shadeOf) {
   let left = MAX_BOXES;
+  /** @type {(path: Module[], box: Area, colour: string) => SVGElement} */
   const drawn = (path, box, colour) => {
     const [item, name] = withOnlyChildren(path[path.length - 1]);
     const {fill, told} = shadeOf ? shadeOf(item) : {fill: colour, told: ''};
     const width = Math.max(box.width - 1, 0.3);
     const height = Math.max(box.height - 1, 0.3);
     const label = `${name} ${human(item.bytes)}${told && `, ${told}`}`;
+    /** @type {(Area & {item: Module})[]} */
     const inner = [];
     left -= 1;
     const children = width > LEAST_WIDTH && height > LEAST_HEIGHT ? largest(item) : [];
@@ -170,12 +209,13 @@ export function bytesMap(module, open, shadeOf) {
         x: box.x + 2, y: box.y + NAME_HEIGHT, width: width - 4, height: height - NAME_HEIGHT - 2,
       }, inner);
     }
+    /** @param {Event} event */
     const act = (event) => {
       event.stopPropagation();
       open([...path.slice(0, -1), item]);
     };
     const reached = path.length > 1 ? {} : {
-      tabindex: 0, role: 'button', 'aria-label': visible(label), onkeydown: (event) => {
+      tabindex: 0, role: 'button', 'aria-label': visible(label), onkeydown: (/** @type {KeyboardEvent} */ event) => {
         if (event.key !== 'Enter' && event.key !== ' ') return;
         event.preventDefault();
         act(event);
@@ -187,6 +227,7 @@ export function bytesMap(module, open, shadeOf) {
     width > 7 * 8 && height > 16 ? svg('text', {x: box.x + 4, y: box.y + 12}, label.slice(0, Math.floor(width / 7))) : null,
     inner.map(({item: child, ...rest}) => drawn([...path, child], rest, colour)));
   };
+  /** @type {(Area & {item: Module})[]} */
   const boxes = [];
   divided(largest(module), {
     x: 0, y: 0, width: 640, height: 440,
@@ -196,7 +237,11 @@ export function bytesMap(module, open, shadeOf) {
   }, boxes.map(({item, ...box}, i) => drawn([item], box, hue(i))));
 }
 
-/** Where parts of an object lie in it, as a strip. */
+/**
+ * Where parts of an object lie in it, as a strip.
+ * @param {number} length
+ * @param {{offset: number, length: number}[]} parts
+ */
 export function strip(length, parts) {
   const scale = 560 / Math.max(length, 1);
   return svg('svg', {

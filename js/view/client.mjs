@@ -8,6 +8,7 @@ const MAX_WORKERS = 4;
 
 /** What the worker answers in place of a result. */
 export class Refusal extends Error {
+  /** @param {{code: string | null, at: string, detail: string}} told */
   constructor({code, at, detail}) {
     super([code, at, detail].filter(Boolean).join(': '));
     this.code = code;
@@ -42,7 +43,11 @@ export class Client {
     this.onfetched({requests: this.#before.requests + this.#fetched.requests, bytes: this.#before.bytes + this.#fetched.bytes});
   }
 
-  /** @returns {Promise<any>} */
+  /**
+   * @param {string} method
+   * @param {object} params
+   * @returns {Promise<any>}
+   */
   ask(method, params) {
     const id = this.#next;
     this.#next += 1;

@@ -10,6 +10,7 @@ const MAX_PIXELS = 16_000_000;
 const BEYOND = 8;
 
 export class VirtualList {
+  /** @type {any[]} of what kind, who makes elements of them knows */
   #rows = [];
   #chosen = 0;
   #space = h('div');
@@ -65,6 +66,7 @@ export class VirtualList {
     if (stop > first) this.element.setAttribute('aria-activedescendant', `row-${this.#chosen}`);
   }
 
+  /** @param {number} i */
   #press(i) {
     this.#chosen = i;
     const row = this.#rows[i];
@@ -73,8 +75,10 @@ export class VirtualList {
     this.#draw();
   }
 
+  /** @param {KeyboardEvent} event */
   #key(event) {
     const page = Math.max(1, Math.floor(this.element.clientHeight / HEIGHT) - 1);
+    /** @type {Record<string, number>} */
     const moves = {
       ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity,
     };
@@ -88,7 +92,10 @@ export class VirtualList {
     event.preventDefault();
   }
 
-  /** Chooses a row and brings it into sight. */
+  /**
+   * Chooses a row and brings it into sight.
+   * @param {number} index
+   */
   choose(index) {
     this.#chosen = Math.min(Math.max(index, 0), this.#rows.length - 1);
     const top = (this.#chosen * HEIGHT) / this.#scale;

@@ -28,7 +28,7 @@ const tab = (name) => /** @type {HTMLButtonElement} */ (document.querySelector(`
 const tabs = () => document.querySelectorAll('nav button');
 const said = (error) => /** @type {Error} */ (error).message;
 
-/** @typedef {import('./session.mjs').AtomRow} Row */
+/** @typedef {import('./tree.mjs').AtomRow} Row */
 /** @typedef {import('./tree.mjs').Module} Module */
 /** @typedef {{label: string, source: object, statistics?: Record<string, Record<string, object>>}} Choice */
 
@@ -85,6 +85,7 @@ class Page {
     document.addEventListener('drop', async (event) => {
       event.preventDefault();
       document.body.classList.remove('drop');
+      if (!event.dataTransfer) return;
       await droppedFiles(event.dataTransfer).then((files) => this.add(files), (error) => this.refuse(`What was dropped cannot be read: ${said(error)}`));
     });
   }

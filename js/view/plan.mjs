@@ -11,14 +11,17 @@ const MAX_SIZE = 4096;
 const MAX_TEXTS = 16;
 
 /**
- * @param {{from: string, to: string, slots: number, bytes: number, unplanned?: number, ranks: number[],
- *   moved: [number, number, number][], left?: [why: string, slots: number][]}} plan `left` says why of slots that are in
- *   no plan, `unplanned` how many there are of which that is not known
+ * What goes from rank to rank; `left` says why of slots that are in no plan, `unplanned` how many there are of which that is not known.
+ * @typedef {{from: string, to: string, slots: number, bytes: number, unplanned?: number, ranks: number[],
+ *   moved: [number, number, number][], left?: [why: string, slots: number][]}} Plan
  */
+
+/** @param {Plan} plan */
 export function planView({
   from, to, slots, bytes, unplanned = 0, ranks, moved, left = [],
 }) {
   const places = new Map(ranks.map((rank, i) => [rank, i]));
+  /** @param {number} rank */
   const placeOf = (rank) => places.get(rank) ?? 0;
   const cells = ranks.map(() => new Float64Array(ranks.length));
   for (const [source, target, count] of moved) cells[placeOf(source)][placeOf(target)] = count;
@@ -27,6 +30,7 @@ export function planView({
   const kept = ranks.reduce((sum, _, i) => sum + cells[i][i], 0);
   const most = Math.max(1, ...moved.map(([, , count]) => count));
   const hasTexts = ranks.length <= MAX_TEXTS;
+  /** @type {(count: number, i: number, j: number) => HTMLElement} */
   const cell = (count, i, j) => {
     const what = count === 0 ? 'nothing' : human(count);
     const told = i === j ? `rank ${ranks[i]} keeps ${what}` : `rank ${ranks[i]} sends ${what} to rank ${ranks[j]}`;
@@ -34,6 +38,7 @@ export function planView({
     element.style.setProperty('--share', `${Math.round((100 * count) / most)}%`);
     return element;
   };
+  /** @param {number} count */
   const sum = (count) => h('td', {class: 'sum'}, count === 0 ? '–' : human(count));
   return h('div', {},
     h('p', {}, `From ${from} to ${to}: ${slots === 1 ? '1 slot' : `${slots.toLocaleString('en')} slots`}, ${human(bytes)}; `
@@ -47,7 +52,10 @@ export function planView({
         h('tr', {}, h('th', {scope: 'row'}, 'receives'), received.map(sum), h('td', {class: 'sum'}, ''))))));
 }
 
-/** What a button asks for, below it: a plan, or why there is none. */
+/**
+ * What a button asks for, below it: a plan, or why there is none.
+ * @param {() => Promise<Plan>} ask
+ */
 function answered(ask) {
   const body = h('div', {role: 'status'});
   const run = async () => {
@@ -64,14 +72,15 @@ function answered(ask) {
 /**
  * Sizes of meshes to fill in, and the plan to them.
  * @param {import('../lib/mesh.mjs').Mesh[]} meshes of the checkpoint
- * @param {(sizes: (number | null)[][]) => Promise<Parameters<typeof planView>[0]>} ask
- * @param {(() => Promise<Parameters<typeof planView>[0]>) | null} askOther to the layouts of the checkpoint that it is compared with
+ * @param {(sizes: (number | null)[][]) => Promise<Plan>} ask
+ * @param {(() => Promise<Plan>) | null} askOther to the layouts of the checkpoint that it is compared with
  */
 export function planForm(meshes, ask, askOther) {
   const inputs = meshes.map(({axes}, i) => axes.map(({name, size}) => (size === undefined ? null : h('input', {
     type: 'number', min: 1, max: MAX_SIZE, value: size, required: true, 'aria-label': `size of ${name} in mesh ${i}`,
   }))));
   const {body, run} = answered(() => ask(inputs.map((row) => row.map((input) => input && Math.max(1, Math.floor(Number(input.value)) || 1)))));
+  /** @param {SubmitEvent} event */
   const submit = (event) => {
     event.preventDefault();
     run();
@@ -84,6 +93,7 @@ export function planForm(meshes, ask, askOther) {
   ...(askOther ? [h('p', {class: 'quiet'}, 'To the layouts of the checkpoint that it is compared with:'), otherButton(askOther)] : []));
 }
 
+/** @param {() => Promise<Plan>} ask */
 function otherButton(ask) {
   const {body, run} = answered(ask);
   return h('div', {}, h('p', {}, h('button', {type: 'button', 'data-plan': 'other', onclick: run}, 'plan')), body);
@@ -92,7 +102,7 @@ function otherButton(ask) {
 /**
  * A layout to fill in, and the plan of one slot to it.
  * @param {{mesh: object, steps: object[]}} layout of the slot
- * @param {(text: string) => Promise<Parameters<typeof planView>[0]>} ask
+ * @param {(text: string) => Promise<Plan>} ask
  */
 export function slotPlanForm(layout, ask) {
   const text = h('textarea', {rows: 6, spellcheck: 'false', 'aria-label': 'layout to plan to, as JSON'}, JSON.stringify(layout));
@@ -120,7 +130,7 @@ function settingsOf(fields) {
  * Patterns to choose, to open or to paste, a field for each of their parameters, and the plan to the layouts that they make.
  * @param {Record<string, object>} ready documents by name
  * @param {(patterns: string) => Promise<{name: string, type: string, description: string, hasDefault: boolean}[]>} askParameters
- * @param {(question: {patterns: string, settings: [string, number | number[]][], label: string}) => Promise<Parameters<typeof planView>[0]>} ask
+ * @param {(question: {patterns: string, settings: [string, number | number[]][], label: string}) => Promise<Plan>} ask
  */
 export function patternsForm(ready, askParameters, ask) {
   let label = 'the patterns';
@@ -150,6 +160,7 @@ export function patternsForm(ready, askParameters, ask) {
     for (const {name, input} of fields) input.value = before.get(name) ?? '';
     parameters.replaceChildren(...found.map(({name, description}, i) => h('p', {}, h('label', {}, `${name} `, fields[i].input), ' ', h('span', {class: 'quiet'}, description))));
   };
+  /** @type {(name: string, content: string) => Promise<void>} */
   const fill = (name, content) => {
     label = name;
     text.value = content;
@@ -160,7 +171,7 @@ export function patternsForm(ready, askParameters, ask) {
   }, h('option', {value: ''}, 'your own'), Object.keys(ready).map((name) => h('option', {value: name}, name)));
   const file = h('input', {
     type: 'file', accept: '.json,application/json', 'aria-label': 'open patterns', onchange: async () => {
-      const [chosen] = file.files;
+      const [chosen] = file.files ?? [];
       if (chosen) await fill(chosen.name, await chosen.text());
     },
   });
@@ -170,7 +181,7 @@ export function patternsForm(ready, askParameters, ask) {
     read();
   });
   return h('form', {
-    'data-plan': 'patterns', onsubmit: (event) => {
+    'data-plan': 'patterns', onsubmit: (/** @type {SubmitEvent} */ event) => {
       event.preventDefault();
       run();
     },

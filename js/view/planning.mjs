@@ -39,7 +39,10 @@ class Kind {
   }
 }
 
-/** Why a layout takes part in no plan here, or null. */
+/**
+ * Why a layout takes part in no plan here, or null.
+ * @param {import('../lib/layout.mjs').Step[]} steps
+ */
 function leftOut(steps) {
   if (steps.some(({kind}) => kind === 'partial')) return 'contributions that are not reduced yet';
   return steps.some(({kind}) => kind === 'local') ? 'entries of each rank’s own, which nobody else can take' : null;
@@ -50,7 +53,13 @@ class Matrix {
   /** @type {Map<string, [number, number, number]>} */
   cells = new Map();
 
-  /** Adds what of kinds goes: those of one layout take turns one after the other. */
+  /**
+   * Adds what of kinds goes: those of one layout take turns one after the other.
+   * @param {Kind} kind
+   * @param {number} first turn of the first of them
+   * @param {Layout} source
+   * @param {Layout} target
+   */
   add(kind, first, source, target) {
     new Exchange(regionsOf(source, kind.shape), regionsOf(target, kind.shape)).count(first, kind.count, (giver, taker, elements) => {
       const key = `${giver} ${taker}`;
@@ -61,7 +70,10 @@ class Matrix {
   }
 }
 
-/** The ranks of meshes, ascending. */
+/**
+ * The ranks of meshes, ascending.
+ * @param {import('../lib/mesh.mjs').Mesh[]} meshes
+ */
 function ranksOfAll(meshes) {
   const ranks = [...new Set(meshes.flatMap(ranksOf))].sort((a, b) => a - b);
   if (ranks.length > MOST_RANKS) {
@@ -70,6 +82,7 @@ function ranksOfAll(meshes) {
   return ranks;
 }
 
+/** @param {import('../lib/mesh.mjs').Mesh} mesh */
 const meshText = ({axes}) => axes.map(({name, size, sizes}) => `${name} ${size ?? sizes?.join('+')}`).join(' × ') || 'one rank';
 
 /**
@@ -107,19 +120,24 @@ export function planOfSlot(checkpoint, slot, text) {
  */
 function planned(checkpoint, ranks, targetOf) {
   const {meshes, layouts} = checkpoint.root;
+  /** @type {Map<string, number>} slots by why they are left out */
   const left = new Map();
-  const leave = (why, count) => left.set(why, (left.get(why) ?? 0) + count);
+  /** @type {(why: string, count: number) => void} */
+  const leave = (why, count) => {
+    left.set(why, (left.get(why) ?? 0) + count);
+  };
   /** @type {Map<string, {kind: Kind, target: Target}>} */
   const kinds = new Map();
   for (const {name, slots} of checkpoint.atoms) {
     for (const slot of slots) {
-      const target = slot.layout === null ? 'no layout' : leftOut(layouts[slot.layout].steps) ?? targetOf(name, slot);
-      if (typeof target === 'string' || slot.layout === null) {
-        leave(target, 1);
+      const {layout} = slot;
+      const target = layout === null ? 'no layout' : leftOut(layouts[layout].steps) ?? targetOf(name, slot);
+      if (layout === null || typeof target === 'string') {
+        leave(/** @type {string} */ (target), 1);
         continue;
       }
       const key = JSON.stringify([slot.layout, slot.shape, slot.place, slot.dtype.name, target.number, target.place]);
-      const found = kinds.get(key) ?? {kind: new Kind(slot, slot.layout), target};
+      const found = kinds.get(key) ?? {kind: new Kind(slot, layout), target};
       found.kind.count += 1;
       kinds.set(key, found);
     }

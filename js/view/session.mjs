@@ -34,11 +34,7 @@ const CADENCE = 'org.ucpformat.cadence';
 
 const jsonOf = (value) => (value === undefined || value === null ? null : stringify(value));
 
-/**
- * An atom as the page lists it; a slot has its content digest where that is compared.
- * @typedef {{name: string, dtype: string, shape: number[], layout: number | null, bytes: number, content?: string | null}} SlotRow
- * @typedef {{name: string, aliases: string[], slots: SlotRow[], bytes: number}} AtomRow
- */
+/** @typedef {import('./tree.mjs').AtomRow} AtomRow */
 
 /** @returns {AtomRow} */
 function atomRow({name, aliases, slots}, hasContents) {

@@ -37,7 +37,10 @@ export class Summary {
     }
   }
 
-  /** Adds `count` zeros. */
+  /**
+   * Adds `count` zeros.
+   * @param {number} count
+   */
   addZeros(count) {
     if (count === 0) return;
     this.count += count;
@@ -49,6 +52,10 @@ export class Summary {
   /** What the page shows; `minimum` and `maximum` are null where no number is finite. */
   result() {
     const finite = this.count - this.nan - this.inf;
+    /**
+     * @param {Float64Array} counts
+     * @returns {[power: number, count: number][]}
+     */
     const bars = (counts) => [...counts.entries()].filter(([, count]) => count > 0).map(([at, count]) => [at - OFFSET, count]);
     return {
       count: this.count,

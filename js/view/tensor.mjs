@@ -118,7 +118,7 @@ function placesView({
 
 /** The slots of an atom: what they are, how they are spread, and whether they changed. */
 function slotsTable({slots}, tab, layouts, other) {
-  if (slots.length === 0) return null;
+  if (slots.length === 0) return '';
   const changed = (slot) => {
     const theirs = other?.slots.find(({name}) => name === slot.name);
     if (!theirs) return 'not there';

@@ -2,18 +2,33 @@
  * The tree of a model by bytes, and its rows; no part of a page.
  */
 
-/** @typedef {import('./session.mjs').AtomRow} AtomRow */
+/**
+ * An atom as the page lists it; a slot has its content digest where that is compared.
+ * @typedef {{name: string, dtype: string, shape: number[], layout: number | null, bytes: number, content?: string | null}} SlotRow
+ * @typedef {{name: string, aliases: string[], slots: SlotRow[], bytes: number}} AtomRow
+ */
 /** @typedef {{name: string, label: string, bytes: number, atom: AtomRow | null, children: Map<string, Module>}} Module */
+/** @typedef {Pick<Module, 'label' | 'bytes'>} Labelled what orders go by */
+/** @typedef {{level: number, module: Module, label: string, open: boolean | null, share: number}} Row open: null of leaves */
 
 /** @type {Map<string, Module>} what leaves have in common: no children */
 const NONE = new Map();
 
-/** @returns {Module} */
+/**
+ * @param {string} name
+ * @param {string} label
+ * @param {Map<string, Module>} children
+ * @returns {Module}
+ */
 const newModule = (name, label, children) => ({
   name, label, bytes: 0, atom: null, children,
 });
 
-/** How much two texts have in common at their beginning. */
+/**
+ * How much two texts have in common at their beginning.
+ * @param {string} a
+ * @param {string} b
+ */
 function commonLength(a, b) {
   const most = Math.min(a.length, b.length);
   let i = 0;
@@ -21,7 +36,11 @@ function commonLength(a, b) {
   return i;
 }
 
-/** Where a part of a name ends that begins there: behind a dot or a slash, or with the name. */
+/**
+ * Where a part of a name ends that begins there: behind a dot or a slash, or with the name.
+ * @param {string} name
+ * @param {number} start
+ */
 function endOfPart(name, start) {
   for (let i = start; i < name.length; i += 1) {
     const unit = name.charCodeAt(i);
@@ -70,8 +89,16 @@ export function treeOf(atoms) {
 
 const COLLATOR = new Intl.Collator('en', {numeric: true});
 
-/** Orders of modules. */
+/**
+ * Orders of modules.
+ * @param {Labelled} a
+ * @param {Labelled} b
+ */
 export const byName = (a, b) => COLLATOR.compare(a.label, b.label);
+/**
+ * @param {Labelled} a
+ * @param {Labelled} b
+ */
 export const bySize = (a, b) => b.bytes - a.bytes || byName(a, b);
 
 /**
@@ -93,10 +120,13 @@ export function withOnlyChildren(module) {
  * Rows of the open part of a tree, from the top on.
  * @param {Module} top
  * @param {Set<string>} open names of modules that are open
- * @returns {{level: number, module: Module, open: boolean | null, share: number}[]} open: null of leaves
+ * @param {(a: Module, b: Module) => number} order
+ * @returns {Row[]}
  */
 export function rowsOf(top, open, order) {
+  /** @type {Row[]} */
   const rows = [];
+  /** @type {(parent: Module, level: number) => void} */
   const visit = (parent, level) => {
     for (let child of [...parent.children.values()].sort(order)) {
       let label;
@@ -112,7 +142,11 @@ export function rowsOf(top, open, order) {
   return rows;
 }
 
-/** A test of names by a glob: `*` and `?` as in shells, and without either a part of the name. */
+/**
+ * A test of names by a glob: `*` and `?` as in shells, and without either a part of the name.
+ * @param {string} glob
+ * @returns {(name: string) => boolean}
+ */
 export function globTest(glob) {
   if (glob === '') return () => true;
   if (!/[*?]/.test(glob)) return (name) => name.includes(glob);
@@ -178,7 +212,11 @@ export const sideOf = (atoms) => ({
   atoms, aliases: new Map([...atoms.values()].flatMap(({name, aliases}) => aliases.map((alias) => [alias, name]))),
 });
 
-/** What is behind a name: an atom, by its name or by an alias. */
+/**
+ * What is behind a name: an atom, by its name or by an alias.
+ * @param {Side} side
+ * @param {string} name
+ */
 export const behind = ({atoms, aliases}, name) => atoms.get(name) ?? atoms.get(aliases.get(name) ?? '');
 
 /**
@@ -199,6 +237,7 @@ export function changeOf(name, mine, other) {
   else if (is !== undefined && other.atoms.has(name)) words.unshift(`an alias of ${is} now`);
   else if (mine.atoms.has(name) && other.atoms.has(name)) {
     // Names that are atoms on one of the sides say so themselves.
+    /** @type {(side: Side, others: Side) => string} */
     const tied = (side, others) => (side.atoms.get(name)?.aliases ?? []).filter((alias) => !others.atoms.has(alias)).sort().join('\n');
     if (tied(mine, other) !== tied(other, mine)) words.push('other aliases');
   }

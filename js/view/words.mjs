@@ -2,12 +2,19 @@
  * Values as a person writes them, `(0.9, 0.999)`, and not their encoding (SPEC section 15.1): as `ucp inspect` does.
  */
 
-/** @typedef {import('../lib/json.mjs').Json} Json */
+/**
+ * @param {Json[]} values
+ * @typedef {import('../lib/json.mjs').Json} Json
+ */
 
 const listed = (values) => values.map(inWords).join(', ');
+/** @param {[Json, Json][]} pairs */
 const paired = (pairs) => `{${pairs.map(([key, value]) => `${inWords(key)}: ${inWords(value)}`).join(', ')}}`;
 
-/** A part of a complex number, as Python writes it there. */
+/**
+ * A part of a complex number, as Python writes it there.
+ * @param {Json} value
+ */
 const part = (value) => inWords(value).replace(/\.0$/, '');
 
 /** @type {Record<string, (content: any) => string>} by tag */
