@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -24,13 +25,13 @@ _QUIET: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _life(*ends: dict[str, Any]) -> dict[str, Any]:
+def _life(*ends: dict[str, Any], batches: Sequence[Sequence[int]] = ((1, 1, 1), (1, 1, 1))) -> dict[str, Any]:
     """Return the life of a log of one tensor and two ranks, three steps in each epoch."""
     step = {"skipped": False, "rates": [0], "forms": ["dense"]}
     epoch = {
         "ranks": 2, "parts": [2], "first_rank": 0, "exactness": "bitwise", "profile": {},
-        "steps": [step, {**step, "rates": [3]}, step], "batches": [[1, 1, 1], [1, 1, 1]], "order": [], "values": 1,
-        "sums_every": 1, "behind": False,
+        "steps": [step, {**step, "rates": [3]}, step], "batches": [list(one) for one in batches], "order": [],
+        "values": 1, "sums_every": 1, "behind": False,
     }  # fmt: skip
     return {
         "optimizer": "ucp.sgd",
@@ -48,6 +49,8 @@ FIRST_LIVES: Final = (
     _life({"killed": True}, {"zombie": True, "late": True, "taken": True}, {"torn": 0, "debris": True}),
     # Batches are removed behind a checkpoint, and the next one lies in their epoch.
     _life({"lost": [0, 1], "checkpoint": True, "pruned": True}, {"lost": [1, 0], "zombie": True}, {}),
+    # The second epoch begins before the durable state, since ranks do not end their batches together.
+    _life({"lost": [0, 1]}, {}, batches=((1, 2), (1, 1, 1))),
 )
 """Lives that are tried before any are drawn, since chance brings them about late."""
 
