@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -357,6 +359,26 @@ def test_a_checkpoint_that_is_due_is_not_saved_twice(tmp_path: Path, monkeypatch
     again, recovery = recovered(tmp_path)
     assert (recovery.step, recovery.checkpoint_step) == (11, 11)
     again.require_equal(trained(11))
+
+
+def test_a_run_in_an_object_store() -> None:
+    """The same job, by puts that create exclusively; a zombie of its first start is fenced."""
+    run = f"memory://{uuid4().hex}/run"
+    job = Job()
+    torch.manual_seed(2)
+    first = ucp.UpdateLog(run, job.model, job.optimizer, state=job.objects, batch=1, full_every=4)
+    job.train(first, 0, 9)
+    first.flush()
+    again = Job()
+    recovery = ucp.recover(run, again.model, again.optimizer, state=again.objects)
+    assert (recovery.step, recovery.checkpoint_step, recovery.exactness) == (9, 8, "bitwise")
+    with ucp.UpdateLog(run, again.model, again.optimizer, state=again.objects, after=recovery) as log:
+        again.train(log, 9, 12)
+        again.require_equal(trained(12))
+    with suppress(ucp.UcpError):  # it learns of that when the batch is written
+        job.train(first, 9, 10)
+    with pytest.raises(ucp.UcpError, match="UCP-E-FENCED"):
+        first.close()
 
 
 def test_old_steps_are_removed(tmp_path: Path) -> None:
