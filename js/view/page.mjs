@@ -431,7 +431,7 @@ class Page {
   }) {
     const known = atom === null ? null : this.atoms.a.get(atom);
     const link = known ? h('button', {type: 'button', onclick: () => this.show(known)}, shortened(atom, 60)) : shortened(atom ?? '', 60);
-    return h('tr', {}, [code, at, detail].map((text) => h('td', {class: 'text'}, shortened(text, 400))), h('td', {class: 'text'}, link));
+    return h('tr', {}, [code, at, detail].map((text, i) => h('td', {class: i === 0 ? 'text nowrap' : 'text'}, shortened(text, 400))), h('td', {class: 'text'}, link));
   }
 
   async problems(level) {
