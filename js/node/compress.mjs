@@ -8,7 +8,11 @@ import {UcpError} from '../lib/errors.mjs';
 /** Compressors that are written, which are fewer than those that are read: Node has Zstandard since 22.15. */
 export const WRITTEN = ['gzip', ...('zstdCompressSync' in zlib ? ['zstd'] : [])];
 
-/** Refuses a compressor that is not written. */
+/**
+ * Refuses a compressor that is not written.
+ * @param {Map<string, any> | null} compressor
+ * @param {string} at
+ */
 export function requireWritten(compressor, at) {
   if (compressor !== null && !WRITTEN.includes(compressor.get('name'))) {
     throw new UcpError('UCP-E-FEATURE', at, `the compressor ${compressor.get('name')} is not written by this version of Node`);
@@ -17,7 +21,7 @@ export function requireWritten(compressor, at) {
 
 /**
  * Compresses raw bytes, if the slot has a compressor.
- * @param {Map | null} compressor
+ * @param {Map<string, any> | null} compressor
  * @param {Uint8Array} raw
  * @returns {Uint8Array}
  */

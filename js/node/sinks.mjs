@@ -15,6 +15,12 @@ import {
   ATOMS_KEY, arrayMetadata, atomMetadataKey, chunkKey, groupMetadata, slotMetadataKey,
 } from '../lib/zarr.mjs';
 
+/** @typedef {Pick<import('../lib/documents.mjs').Atom, 'key'>} Atom */
+/** @typedef {Pick<import('../lib/documents.mjs').Slot, 'name' | 'dtype' | 'grid' | 'compressor'>} Slot */
+/** @typedef {import('../lib/boxes.mjs').Box} Box */
+/** @typedef {{container: number, offset: number, length: number, checksums: number[]}} Segment as the chunk table has it */
+
+/** @param {Uint8Array} bytes */
 const isZero = (bytes) => {
   for (let at = 0; at < bytes.length; at += 1) if (bytes[at] !== 0) return false;
   return true;
@@ -28,6 +34,14 @@ export class PlainSink {
     writer.claim('atoms'); // keys are fixed: an attempt begins in a place of its own (section 8)
   }
 
+  /**
+   * @param {Atom} atom
+   * @param {Slot} slot
+   * @param {number} index
+   * @param {Box} box
+   * @param {Uint8Array | null} bytes
+   * @returns {Segment | null}
+   */
   putChunk(atom, slot, index, box, bytes) {
     if (bytes === null || isZero(bytes)) return null;
     const {grid} = slot;
@@ -45,10 +59,15 @@ export class PlainSink {
     };
   }
 
+  /**
+   * @param {Atom} atom
+   * @param {Slot} slot
+   */
   finishSlot(atom, slot) {
     this.writer.put(slotMetadataKey(atom.key, slot.name), arrayMetadata(slot));
   }
 
+  /** @param {Atom} atom */
   finishAtom(atom) {
     this.writer.put(atomMetadataKey(atom.key), groupMetadata());
   }
@@ -79,6 +98,14 @@ export class PackedSink {
     this.packBytes = packBytes;
   }
 
+  /**
+   * @param {Atom} atom
+   * @param {Slot} slot
+   * @param {number} index
+   * @param {Box} box
+   * @param {Uint8Array | null} bytes
+   * @returns {Segment | null}
+   */
   putChunk(atom, slot, index, box, bytes) {
     if (bytes === null || isZero(bytes)) return null;
     const stored = compress(slot.compressor, bytes);
@@ -111,7 +138,7 @@ export class PackedSink {
 
   finishAtom() {}
 
-  /** @returns {Map} the pack list */
+  /** @returns {Map<string, any>} the pack list */
   finish() {
     if (this.#open) this.#close();
     return fromPlain({packs: this.#packs.map(({key, length}) => ({key, length}))});

@@ -105,7 +105,12 @@ const ONE = Buffer.from([1]);
 
 /** @typedef {{piece: import('../lib/pieces.mjs').Piece, bytes: Uint8Array}} Held a piece of a local tensor */
 
-/** The bytes of a chunk out of pieces of local tensors. */
+/**
+ * The bytes of a chunk out of pieces of local tensors.
+ * @param {Held[]} pieces
+ * @param {ChunkRequest} request
+ * @param {number} itemSize
+ */
 function gathered(pieces, {box, length}, itemSize) {
   const chunk = Buffer.alloc(length);
   const covered = Buffer.alloc(length / itemSize);

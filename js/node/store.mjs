@@ -13,7 +13,14 @@ import {ROOT_KEY} from '../lib/names.mjs';
 
 const OPEN_FILES = 64;
 
-/** Runs a file system call; what it throws becomes a refusal, by error number or UCP-E-STORE. */
+/**
+ * Runs a file system call; what it throws becomes a refusal, by error number or UCP-E-STORE.
+ * @template T
+ * @param {string} key
+ * @param {Record<string, string>} codes of refusals by error number
+ * @param {() => T} call
+ * @returns {T}
+ */
 export function attempt(key, codes, call) {
   try {
     return call();
@@ -41,6 +48,7 @@ export class DirectoryStore {
   /**
    * Refuses a link among the directories above an object. A directory that somebody swaps for a
    * link between this check and the opening is followed: Node's library has no `openat`.
+   * @param {string} key
    */
   #checkDirectories(key) {
     const components = key.split('/').slice(0, -1);
@@ -83,7 +91,10 @@ export class DirectoryStore {
     return file;
   }
 
-  /** The length of an object in bytes; UCP-E-MISSING if there is none. */
+  /**
+   * The length of an object in bytes; UCP-E-MISSING if there is none.
+   * @param {string} key
+   */
   lengthOf(key) {
     return this.#open(key).length;
   }
@@ -111,7 +122,11 @@ export class DirectoryStore {
     return bytes;
   }
 
-  /** Reads an object of a known length whole. */
+  /**
+   * Reads an object of a known length whole.
+   * @param {string} key
+   * @param {number} length
+   */
   readWhole(key, length) {
     const actual = this.lengthOf(key);
     if (actual !== length) {
@@ -143,6 +158,8 @@ export class DirectoryStore {
 /** Creates objects, never over others (UCP-W-006), and publishes the root (UCP-W-002 to UCP-W-004). */
 export class DirectoryWriter {
   #directories = new Set();
+  /** The file of the draft, once that is made. */
+  draftFile = -1;
 
   /** @param {string} path */
   constructor(path) {
@@ -180,6 +197,7 @@ export class DirectoryWriter {
     this.#directories.add(directory);
   }
 
+  /** @param {string} key */
   #makeDirectories(key) {
     const components = key.split('/').slice(0, -1);
     let directory = '';
@@ -201,20 +219,32 @@ export class DirectoryWriter {
     }
   }
 
-  /** Opens a new object; the caller writes, {@link DirectoryWriter.finish}es it. */
+  /**
+   * Opens a new object; the caller writes, {@link DirectoryWriter.finish}es it.
+   * @param {string} key
+   */
   create(key) {
     this.#makeDirectories(key);
     const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
     return attempt(key, {EEXIST: 'UCP-E-EXISTS'}, () => openSync(join(this.path, key), flags, 0o666));
   }
 
+  /**
+   * @param {string} key
+   * @param {number} fd
+   * @param {Uint8Array} bytes
+   */
   append(key, fd, bytes) {
     for (let done = 0; done < bytes.length;) {
       done += attempt(key, {}, () => writeSync(fd, bytes, done, bytes.length - done));
     }
   }
 
-  /** Makes an object durable (UCP-W-002). */
+  /**
+   * Makes an object durable (UCP-W-002).
+   * @param {string} key
+   * @param {number} fd
+   */
   finish(key, fd) {
     attempt(key, {}, () => {
       try {
@@ -225,11 +255,18 @@ export class DirectoryWriter {
     });
   }
 
-  /** Gives an object up without making it durable. */
+  /**
+   * Gives an object up without making it durable.
+   * @param {number} fd
+   */
   abandon(fd) {
     closeSync(fd);
   }
 
+  /**
+   * @param {string} key
+   * @param {Uint8Array} bytes
+   */
   put(key, bytes) {
     const fd = this.create(key);
     try {
@@ -241,6 +278,7 @@ export class DirectoryWriter {
     this.finish(key, fd);
   }
 
+  /** @param {string} path */
   #syncDirectory(path) {
     attempt('', {}, () => {
       const fd = openSync(path, constants.O_RDONLY | constants.O_DIRECTORY);
