@@ -92,7 +92,8 @@ const documentOf = (kind, members) => bytesOf(stringify(object({
  *   process has begun that epoch; what is wrong with the input
  */
 export function beginEpoch(open, sink, input) {
-  const found = isLog(open()) ? foundLog(open, input.after) : newLog(sink);
+  const isThere = isLog(open());
+  const found = isThere ? foundLog(open, input.after) : {id: drawnId(), next: 0, after: null};
   const number = input.number ?? found.next;
   const {
     ranks, tensors, pieces, groups, exactness, optimizer: {type, profile},
@@ -111,6 +112,7 @@ export function beginEpoch(open, sink, input) {
     exactness,
   });
   const epoch = epochOf(bytes, number, found.id);
+  if (!isThere) sink.create(LOG_KEY, [documentOf('update-log', {id: found.id})]);
   try {
     sink.create(epochKey(number), [bytes]);
   } catch (error) {
@@ -118,12 +120,6 @@ export function beginEpoch(open, sink, input) {
     throw new UcpError('UCP-E-FENCED', epochKey(number), 'another process has begun this epoch: recover again');
   }
   return new EpochWriter(sink, epoch);
-}
-
-function newLog(sink) {
-  const id = drawnId();
-  sink.create(LOG_KEY, [documentOf('update-log', {id})]);
-  return {id, next: 0, after: null};
 }
 
 function foundLog(open, after) {

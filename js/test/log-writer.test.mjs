@@ -164,6 +164,7 @@ test('what contradicts itself is refused, and nothing is written of it', (t) => 
   const hole = epochOf();
   hole.pieces.pop();
   assert.throws(() => beginEpoch(path, hole), {code: 'UCP-E-LOG'});
+  assert.equal(existsSync(path), false);
   beginEpoch(path, epochOf());
   const entry = {piece: 0, bytes: floats([1, 2, 3, 4, 5, 6])};
   const wrong = {

@@ -65,11 +65,22 @@ Json write(const Json&) { throw Unsupported("write"); }
 // params: source, path, storage. Returns {"digest": the root digest}.
 Json rewrite(const Json&) { throw Unsupported("rewrite"); }
 
+// params: path of an update log, maybe checkpoint and more. Asked where "read_features" has "update-log".
+Json log(const Json&) { throw Unsupported("log"); }
+
+// params: path, first_step, after and more. Asked where "writes_features" has "update-log".
+// Returns {"log": the id of the log, "epoch": the number}, and keeps what write_batch goes on with.
+Json begin_epoch(const Json&) { throw Unsupported("begin-epoch"); }
+
+// params: path, epoch, rank, steps, values. Returns {"durable_step": the state behind the last step}.
+Json write_batch(const Json&) { throw Unsupported("write-batch"); }
+
 Json nothing(const Json&) { return Json::object(); }
 
 const std::map<std::string, std::function<Json(const Json&)>> methods = {
     {"hello", hello},         {"validate", validate},   {"inspect", inspect}, {"lower", lower},
     {"read", read},           {"read-blob", read_blob}, {"write", write},     {"rewrite", rewrite},
+    {"log", log},             {"begin-epoch", begin_epoch}, {"write-batch", write_batch},
     {"reset", nothing},       {"shutdown", nothing},
 };
 
