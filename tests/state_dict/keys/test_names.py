@@ -186,6 +186,22 @@ def test_two_optimizers_with_parameters_of_their_own() -> None:
     assert [optimizer.name for optimizer in names.optimizers] == ["o1", "o2"]
 
 
+def test_optimizers_in_a_list() -> None:
+    names = recognise(
+        keyed(
+            ("model", "a.w"),
+            ("model", "b.w"),
+            ("optims", 0, "state", "a.w", "exp_avg"),
+            ("optims", 1, "state", "b.w", "momentum_buffer"),
+        ),
+        keyed(("optims", 0, "param_groups", 0, "lr")),
+    )
+    assert sorted(found(names).values()) == [
+        ("a.w", "exp_avg"), ("a.w", "value"), ("b.w", "momentum_buffer"), ("b.w", "value")
+    ]  # fmt: skip
+    assert len(names.optimizers) == 2
+
+
 def test_an_optimizer_without_states() -> None:
     names = recognise(keyed(("model", "w")), keyed(("optim", "param_groups", 0, "lr")))
     assert [optimizer.name for optimizer in names.optimizers] == ["optim"]
