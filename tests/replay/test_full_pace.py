@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,6 +160,17 @@ def test_the_run_says_what_was_decided(tmp_path: Path, mtbf: float | None) -> No
     assert f"full checkpoints {cadence}" in said.splitlines()
     told = CliRunner().invoke(main, ["log", str(tmp_path), "--format", "json"]).output
     assert json.loads(told)["cadence"] == cadence.to_json()
+
+
+def test_ranks_meet_within_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind it a rank may fail alone, and must not wait for the others when it ends its log."""
+    model = nn.Linear(2, 2)
+    asked: list[int] = []
+    with ucp.UpdateLog(tmp_path, model, SGD(model.parameters()), batch=1) as log:
+        monkeypatch.setattr(log._pace, "is_due", asked.append)
+        torch.autograd.backward(model.weight.sum())
+        log.step()
+        assert asked == [1]
 
 
 def test_refusals(tmp_path: Path) -> None:

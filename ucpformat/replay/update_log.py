@@ -309,7 +309,8 @@ class UpdateLog:
 
     def _sums_now(self) -> Sequence[Sum]:
         """Return sums of the state where the batch ends with this step, and it is time for some."""
-        is_end = self._is_batch_whole() or self._is_full_due()
+        # Ranks may meet in the question, and in `step` all of them are there: one that fails behind it does not wait.
+        is_end = self._is_full_due() or self._is_batch_whole()
         if not is_end or self._step // self._check_every == self._first_step // self._check_every:
             return ()
         return state_sums(self._tracked, self._optimizer, self._capture.owned)
