@@ -3,14 +3,13 @@
  */
 
 import {Problems, UcpError} from './errors.mjs';
-import {parse, place, plain} from './json.mjs';
+import {place, plain} from './json.mjs';
 import {fits, tiles} from './boxes.mjs';
 import {sha256} from './digest.mjs';
 import {isPossibleShape} from './documents.mjs';
 import {DTYPES} from './dtypes.mjs';
 import {isName} from './names.mjs';
-import {FORMAT_VERSION, MAX_DOCUMENT, checkNegotiation} from './root.mjs';
-import {checkSchema} from './schema.mjs';
+import {MAX_DOCUMENT, parseStandalone} from './root.mjs';
 
 /** @typedef {{atom: string, role: 'gradient' | 'residual' | 'value', dtype: string, shape: number[]}} LoggedTensor */
 /** @typedef {{tensor: number, rank: number, offset: number[], shape: number[]}} LogPiece */
@@ -41,28 +40,6 @@ function bytesAt(store, key) {
   return store.read(key, 0, length);
 }
 
-/** The JSON of a document that satisfies its schema (UCP-R-022). */
-function standalone(bytes, key, kind) {
-  const document = /** @type {Map} */ (parse(bytes, key));
-  const problems = new Problems();
-  checkSchema('envelope', document, key, problems, 'UCP-E-FORMAT');
-  problems.raise();
-  if (document.get('format_version') !== FORMAT_VERSION) {
-    throw new UcpError('UCP-E-VERSION', place(key, '/format_version'), 'another version');
-  }
-  checkNegotiation(document, new Set(), problems, key);
-  problems.raise();
-  checkSchema(kind, document, key, problems);
-  problems.raise();
-  for (const name of ['read_features', 'write_features']) {
-    if (document.get(name).length > 0) {
-      problems.add('UCP-E-FEATURE-SET', place(key, `/${name}`), 'the document needs no feature');
-    }
-  }
-  problems.raise();
-  return document;
-}
-
 /**
  * The `id` of a log.
  * @param {import('./stores.mjs').Store} store
@@ -70,7 +47,7 @@ function standalone(bytes, key, kind) {
  */
 export function readLogDocument(store) {
   try {
-    return standalone(bytesAt(store, LOG_KEY), LOG_KEY, 'update-log').get('id');
+    return parseStandalone(bytesAt(store, LOG_KEY), LOG_KEY, 'update-log').get('id');
   } catch (error) {
     if (!(error instanceof UcpError && error.code === 'UCP-E-MISSING')) throw error;
     throw new UcpError('UCP-E-NOT-FOUND', LOG_KEY, 'there is no log');
@@ -95,7 +72,7 @@ export const readEpoch = (store, number, log) => epochOf(bytesAt(store, epochKey
  */
 export function epochOf(bytes, number, log) {
   const key = epochKey(number);
-  const document = standalone(bytes, key, 'update-log-epoch');
+  const document = parseStandalone(bytes, key, 'update-log-epoch');
   const problems = new Problems();
   // Names of options of a profile may be anything, and nothing looks them up as members.
   const profile = document.get('optimizer').get('profile');

@@ -4,12 +4,10 @@
 
 import {Problems, UcpError} from './errors.mjs';
 import {matchGlob, parseGlob} from './globs.mjs';
-import {
-  parse, place, plain, stringify,
-} from './json.mjs';
+import {place, plain, stringify} from './json.mjs';
 import {checkSteps} from './layout.mjs';
 import {checkMesh} from './mesh.mjs';
-import {checkStandalone} from './root.mjs';
+import {parseStandalone} from './root.mjs';
 import {checkSchema} from './schema.mjs';
 import {
   environmentOf, fill, isFree, located, parseParameters, parseTemplate,
@@ -47,8 +45,7 @@ function globsOf(value, problems, key, pointer) {
  * @throws {UcpError} UCP-R-022, UCP-R-033
  */
 export function parsePatterns(bytes, key = 'patterns.json') {
-  const document = /** @type {Map<string, any>} */ (parse(bytes, key));
-  checkStandalone(document, 'patterns', key);
+  const document = parseStandalone(bytes, key, 'patterns');
   const problems = new Problems();
   const parameters = parseParameters(document.get('parameters') ?? [], problems, key);
   /** @type {import('./expressions.mjs').Scope} */

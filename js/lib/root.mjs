@@ -80,12 +80,15 @@ export function checkNegotiation(document, known, problems, key = ROOT_KEY) {
 }
 
 /**
- * Refuses a document that stands alone, by its envelope, its kind and its schema (UCP-R-022): none of them needs a feature.
- * @param {Map<string, any>} document
- * @param {string} kind and name of its schema
+ * Parses a document that stands alone, and refuses it by its envelope, its kind and its schema (UCP-R-022): none of them
+ * needs a feature.
+ * @param {Uint8Array} bytes
  * @param {string} key of the document
+ * @param {string} kind and name of its schema
+ * @returns {Map<string, any>}
  */
-export function checkStandalone(document, kind, key) {
+export function parseStandalone(bytes, key, kind) {
+  const document = /** @type {Map<string, any>} */ (parse(bytes, key));
   const problems = new Problems();
   checkSchema('envelope', document, key, problems, 'UCP-E-FORMAT');
   problems.raise();
@@ -102,6 +105,7 @@ export function checkStandalone(document, kind, key) {
     }
   }
   problems.raise();
+  return document;
 }
 
 /**
