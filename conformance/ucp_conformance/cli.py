@@ -16,6 +16,7 @@ from ucp_conformance.connection import Connection, DriverError
 from ucp_conformance.explain import UnknownCaseError, explained
 from ucp_conformance.generated import replay as replay_case
 from ucp_conformance.generated import run_lives, run_pairs
+from ucp_conformance.log_sequences import writes_logs
 from ucp_conformance.promote import promote as promote_case
 from ucp_conformance.report import Stream, make_report, markdown, suite_document, write_reports
 from ucp_conformance.resources import protocol_validator
@@ -102,6 +103,8 @@ def run(
 
         sound = [connection for connection in connections if _greets(connection, results, tell)]
         if lives is not None:
+            if sound and not any(writes_logs(connection) for connection in sound):
+                raise click.UsageError("no driver has update-log among its writes_features: nobody logs")
             results += run_lives(sound, tell, examples=lives, seed_=seed)
         for connection in sound if lives is None else ():
             results += run_static(connection, tell, only=only)

@@ -87,8 +87,9 @@ def _entries_fault(
     epoch: Mapping[str, Any],
     inputs: Mapping[str, bytes],
 ) -> str | None:
-    if [entry["piece"] for entry in found] != [entry["piece"] for entry in asked]:
-        return f"entries of the pieces {[entry['piece'] for entry in found]}"
+    have_pieces, want_pieces = [one["piece"] for one in found], [one["piece"] for one in asked]
+    if have_pieces != want_pieces:
+        return f"entries of the pieces {have_pieces}, and not {want_pieces}"
     for want, entry in zip(asked, found, strict=True):
         piece = epoch["pieces"][entry["piece"]]
         item = ITEM_BYTES[epoch["tensors"][piece["tensor"]]["dtype"]]

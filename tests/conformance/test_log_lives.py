@@ -114,6 +114,9 @@ def test_a_driver_that_reads_alone_is_recovered_by_and_says_so(
 def test_a_driver_that_writes_no_logs_lives_none(connect: list[Connection]) -> None:
     connect.append(Connection(ORACLE, label="oracle", timeout=60.0))
     assert list(run_lives(connect, ignore, examples=3, seed_=0)) == []
+    done = ucp_conformance("run", "--lives", "2", "--driver", f"oracle={ORACLE}")
+    assert done.returncode == 2
+    assert "nobody logs" in done.stderr
 
 
 def test_lives_alone_earn_nothing(tmp_path: Path) -> None:
