@@ -56,12 +56,11 @@ SCENARIOS: Final = (
 
 @dataclass
 class Figures:
-    """Seconds of each round by what they are of; ``predicted`` is made of those that were measured without fences."""
+    """Seconds of each round by what they are of; ``predicted`` follows from those that are measured without fences."""
 
     scenario: str
     nbytes: int
     rounds: dict[str, list[float]] = field(default_factory=dict)
-    predicted: float = 0.0
 
     def add(self, name: str, seconds: Sequence[float]) -> None:
         """Note the mean of one turn."""
@@ -84,7 +83,7 @@ class Figures:
             f"{self.nbytes / (1 << 20):.0f} MiB",
             *(f"{1e3 * self.middle(one):.1f}" for one in ("training", "copy", "whole", "fenced")),
             f"{median(shares):.2f} ({shares[quarter]:.2f} to {shares[-1 - quarter]:.2f})",
-            f"{self.predicted / self.middle('fenced'):.2f}",
+            f"{median(self.ratios('predicted', 'fenced')):.2f}",
             f"{1e3 * self.middle('fenced waited'):.1f}",
             *(f"{median(self.ratios(f'{one} iteration', 'iteration')):.2f}" for one in ("whole", "fenced")),
         ]
@@ -176,16 +175,15 @@ class _Loops:
         self._of_tiny = savers.enter_context(ucp.AsyncSaver(fence=tiny.optimizers))
         self._flat = {str(number): one for number, (_, one) in enumerate(job.tensors())}
         self._copy = plain_copy("cpu", sum(-(-one.nbytes // 64) * 64 for one in self._flat.values()))
-        self.due: list[list[float]] = []
-        self.beside: list[float] = []
-        self.share: list[float] = []
+        self._due: list[float] = []
+        self._beside = self._share = 0.0
 
     def none(self) -> None:
         """Train without saves."""
         for one in self._job.changes:
             one.clear()
         self._figures.add("training", self._trained("iteration", lambda _: None))
-        self.due.append([median(one) for one in self._job.changes])
+        self._due = [median(one) for one in self._job.changes]
 
     def copy(self) -> None:
         """Copy the state in the place of a save."""
@@ -237,8 +235,8 @@ class _Loops:
         finally:
             ended.set()
             thread.join()
-        self.beside.append(copied / (time.perf_counter() - began))
-        self.share.append(self._figures.rounds["training"][-1] / (sum(seconds) / len(seconds)))
+        self._beside = copied / (time.perf_counter() - began)
+        self._share = self._figures.rounds["training"][-1] / (sum(seconds) / len(seconds))
 
     def _saved(self, name: str, saver: ucp.AsyncSaver, job: _Job) -> None:
         saves: list[ucp.AsyncSave] = []
@@ -265,18 +263,18 @@ class _Loops:
         self._figures.add(name, [(time.perf_counter() - began) / _ITERATIONS])
         return seconds[1:]
 
-    def predicted(self) -> float:
-        """Return the stall that the model predicts."""
+    def predict(self) -> None:
+        """Note the stall that the model predicts from what else the round has measured."""
+        rounds = self._figures.rounds
         speeds = ucp.cadence.CopySpeeds(
-            alone=self._figures.nbytes / self._figures.middle("whole staging"),
-            beside=median(self.beside),
-            training=min(1.0, median(self.share)),
+            alone=self._figures.nbytes / rounds["whole staging"][-1],
+            beside=self._beside,
+            training=min(1.0, self._share),
         )
-        due = [median(times) for times in zip(*self.due, strict=True)]
         found = ucp.cadence.simulate_snapshot(
-            list(self._job.copies(due)), speeds, call=self._figures.middle("call")
+            list(self._job.copies(self._due)), speeds, call=rounds["call"][-1]
         )
-        return found.stall
+        self._figures.add("predicted", [found.stall])
 
 
 def measured(scenario: Scenario, *, width: int, layers: int, rounds: int, directory: Path) -> Figures:
@@ -293,13 +291,11 @@ def measured(scenario: Scenario, *, width: int, layers: int, rounds: int, direct
         for turn in turns:
             turn()
         figures = loops._figures = Figures(scenario.name, nbytes)
-        for times in (loops.due, loops.beside, loops.share):
-            times.clear()
         for number in range(rounds):
             loops.none()
             for turn in turns[1:] if number % 2 else turns[:0:-1]:
                 turn()
-        figures.predicted = loops.predicted()
+            loops.predict()
         return figures
 
 
