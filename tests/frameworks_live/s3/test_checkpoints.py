@@ -356,8 +356,10 @@ def test_a_run_with_nothing_but_uploads_is_collected(server: S3Server, url: str)
     assert json.loads(done.output) == {
         "kept": [],
         "removed": [],
+        "bytes": {},
         "uploads": {"step-0.ucp": 1},
         "problems": [],
+        "log": None,
     }
     assert uploads() == []
 
