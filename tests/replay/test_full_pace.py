@@ -180,6 +180,7 @@ def test_refusals(tmp_path: Path) -> None:
         ({"mtbf": 10.0, "full_every": None}, "UCP-E-MISMATCH"),
         ({"mtbf": 10.0, "replica": True}, "UCP-E-MISMATCH"),
         ({"mtbf": 0.0}, "UCP-E-LIMIT"),
+        ({"mtbf": "1 h"}, "UCP-E-LIMIT"),
     ):
         given_: Any = options
         with pytest.raises(ucp.UcpError, match="mtbf") as caught:

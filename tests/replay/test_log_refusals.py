@@ -104,6 +104,7 @@ class TestRefusals:
         ):
             log.step(Closing())
 
-    def test_a_density(self) -> None:
+    @pytest.mark.parametrize("density", [0.0, 1.5, float("nan"), "1 %"])
+    def test_a_density(self, density: Any) -> None:
         with pytest.raises(ucp.MismatchError, match="density"):
-            ucp.TopK(0.0)
+            ucp.TopK(density)

@@ -191,5 +191,5 @@ def require_shares(max_overhead: float, mtbf: float | None) -> None:
     if not 0 < max_overhead <= 1:
         message = f"max_overhead= is a share of the time, above 0 and at most 1, not {max_overhead!r}"
         raise error("UCP-E-LIMIT", message, at="max_overhead")
-    if mtbf is not None and not 0 < mtbf < float("inf"):
+    if mtbf is not None and not (isinstance(mtbf, int | float) and 0 < mtbf < float("inf")):
         raise error("UCP-E-LIMIT", f"mtbf= is a number of seconds above 0, not {mtbf!r}", at="mtbf")

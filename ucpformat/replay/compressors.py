@@ -40,7 +40,7 @@ class TopK:
     """
 
     def __init__(self, density: float, *, error_feedback: bool = False) -> None:
-        if not 0 < density <= 1:
+        if not (isinstance(density, int | float) and 0 < density <= 1):
             raise error("UCP-E-MISMATCH", f"a density lies in (0, 1], not {density!r}", at="density")
         self.density = density
         self.residuals: dict[str, Any] | None = {} if error_feedback else None
