@@ -19,6 +19,7 @@ from ucpformat.errors import UcpError
 from ucpformat.model.root import Storage
 from ucpformat.storage.stores import local_io, local_objects
 from ucpformat.storage.stores.local import LocalStore
+from ucpformat.update_log.place import LogPlace
 from ucpformat.validation import validate
 
 STATE: State = {("a", "value"): Tensor(np.arange(1, 31, dtype=np.int8), "int8")}
@@ -296,3 +297,30 @@ def test_durability_can_be_given_up(tmp_path: Path) -> None:
         store.publish(b"{}")
         store.close()
     assert sorted(store.keys()) == ["index/x", "ucp.json"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors have no names")
+@pytest.mark.parametrize("made", ["run", "run/updates.ucplog", "run/updates.ucplog/batches/0/3"])
+def test_a_directory_that_another_has_just_made_is_made_durable(tmp_path: Path, made: str) -> None:
+    """Who has made the last one may have died before it was durable; nothing may rest on it then."""
+    (tmp_path / made).mkdir(parents=True)
+    synced = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    with patch("os.fsync", sync):
+        if made == "run":
+            store = LocalStore(tmp_path / "run/step-1.ucp")
+            store.prepare()
+            store.flush()
+            store.publish(b"{}")
+            store.close()
+        else:
+            place = LogPlace(str(tmp_path / "run/updates.ucplog"))
+            for step in range(2):
+                place.create(f"batches/0/3/{step}.batch", [memoryview(b"batch")])
+            place.close()
+    assert (tmp_path / made).parent in synced[:-1], "before the commit"

@@ -108,6 +108,7 @@ class LogPlace:
         self.store = open_target(url)
         path = local_path(url)
         self._directory = None if path is None else Path(path).absolute()
+        self._durable: set[str] = set()
 
     def close(self) -> None:
         """Release file handles."""
@@ -147,11 +148,12 @@ class LogPlace:
         parent = os.path.dirname(path)
         staged = f"{parent}/.{uuid.uuid4().hex}"
         with translated(key):
-            try:
-                descriptor = opened(staged, CREATE_FLAGS)
-            except FileNotFoundError:
-                make_parents(Path(path), is_durable=True)
-                descriptor = opened(staged, CREATE_FLAGS)
+            if parent not in self._durable:
+                found = make_parents(Path(path), is_durable=True)
+                if os.access(found.parent, os.R_OK):
+                    sync(found.parent)
+                self._durable.add(parent)
+            descriptor = opened(staged, CREATE_FLAGS)
             try:
                 try:
                     write_all(descriptor, buffers, 0)

@@ -73,9 +73,9 @@ def parents_not_durable() -> Iterator[None]:
     """Directories above the checkpoint are made, and nobody syncs the ones that they are in."""
     make = local_io.make_parents
 
-    def unsynced(path: Path, *, is_durable: bool) -> None:
+    def unsynced(path: Path, *, is_durable: bool) -> Path:
         del is_durable
-        make(path, is_durable=False)
+        return make(path, is_durable=False)
 
     with patch.object(local, "make_parents", unsynced):
         yield

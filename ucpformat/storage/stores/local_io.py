@@ -230,8 +230,11 @@ def sync(path: str | Path, within: int | None = None) -> None:
             os.close(descriptor)
 
 
-def make_parents(path: Path, *, is_durable: bool) -> None:
-    """Make the directories that ``path`` lies in, each durable at once: an attempt that finds them relies on them."""
+def make_parents(path: Path, *, is_durable: bool) -> Path:
+    """Make the directories that ``path`` lies in, each durable before the next one; return the last that was there.
+
+    All above that are durable, but it may not be: who has made it may have died before, or not have come to that yet.
+    """
     parent = path.parent
     missing = []
     while not os.path.isdir(parent):
@@ -242,6 +245,7 @@ def make_parents(path: Path, *, is_durable: bool) -> None:
             os.mkdir(directory)
         if is_durable:
             sync(directory.parent)
+    return parent
 
 
 def exchange_names(one: str, other: str, directory: int) -> None:
