@@ -300,8 +300,18 @@ def test_durability_can_be_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors have no names")
-@pytest.mark.parametrize("made", ["run", "run/updates.ucplog", "run/updates.ucplog/batches/0/3"])
-def test_a_directory_that_another_has_just_made_is_made_durable(tmp_path: Path, made: str) -> None:
+@pytest.mark.parametrize(
+    ("made", "saved"),
+    [
+        ("run", "run/step-1.ucp"),
+        ("run", "run/of/many/step-1.ucp"),
+        ("run/updates.ucplog", ""),
+        ("run/updates.ucplog/batches/0/3", ""),
+    ],
+)
+def test_a_directory_that_another_has_just_made_is_made_durable(
+    tmp_path: Path, made: str, saved: str
+) -> None:
     """Who has made the last one may have died before it was durable; nothing may rest on it then."""
     (tmp_path / made).mkdir(parents=True)
     synced = []
@@ -312,8 +322,8 @@ def test_a_directory_that_another_has_just_made_is_made_durable(tmp_path: Path, 
         real(descriptor)
 
     with patch("os.fsync", sync):
-        if made == "run":
-            store = LocalStore(tmp_path / "run/step-1.ucp")
+        if saved:
+            store = LocalStore(tmp_path / saved)
             store.prepare()
             store.flush()
             store.publish(b"{}")

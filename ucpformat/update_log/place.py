@@ -149,9 +149,9 @@ class LogPlace:
         staged = f"{parent}/.{uuid.uuid4().hex}"
         with translated(key):
             if parent not in self._durable:
-                found = make_parents(Path(path), is_durable=True)
-                if os.access(found.parent, os.R_OK):
-                    sync(found.parent)
+                above = make_parents(Path(path), is_durable=True)
+                if above is not None:
+                    sync(above)
                 self._durable.add(parent)
             descriptor = opened(staged, CREATE_FLAGS)
             try:

@@ -73,7 +73,7 @@ def parents_not_durable() -> Iterator[None]:
     """Directories above the checkpoint are made, and nobody syncs the ones that they are in."""
     make = local_io.make_parents
 
-    def unsynced(path: Path, *, is_durable: bool) -> Path:
+    def unsynced(path: Path, *, is_durable: bool) -> Path | None:
         del is_durable
         return make(path, is_durable=False)
 

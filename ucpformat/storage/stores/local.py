@@ -52,7 +52,7 @@ class LocalStore(LocalObjects):
         super().__init__(path)
         self._write_back = WriteBack() if durability == "fsync" else None
         self._created: dict[str, Identity] = {}
-        self._found: Path | None = None
+        self._above: Path | None = None
         self._has_begun = False
         self._claim = DirectoryClaim(self._root)
 
@@ -74,7 +74,7 @@ class LocalStore(LocalObjects):
     def _attempt(self, begin: Callable[[], None]) -> None:
         require_commits(self.url)
         with translated(self.url):
-            self._found = make_parents(self._root, is_durable=self._write_back is not None)
+            self._above = make_parents(self._root, is_durable=self._write_back is not None)
             self._has_begun = True
             begin()
 
@@ -205,11 +205,8 @@ class LocalStore(LocalObjects):
                 return
             if self._has_begun:
                 others.append(partial(sync, self._root.parent))
-                above = (
-                    self._root.parent.parent
-                )  # who has made the directory of the run may have died before it did
-                if os.access(above, os.R_OK):
-                    others.append(partial(sync, above))
+                if self._above is not None:
+                    others.append(partial(sync, self._above))
             try:
                 self._write_back.flush(others)
             except FileNotFoundError:

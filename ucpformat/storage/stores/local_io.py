@@ -230,10 +230,11 @@ def sync(path: str | Path, within: int | None = None) -> None:
             os.close(descriptor)
 
 
-def make_parents(path: Path, *, is_durable: bool) -> Path:
-    """Make the directories that ``path`` lies in, each durable before the next one; return the last that was there.
+def make_parents(path: Path, *, is_durable: bool) -> Path | None:
+    """Make the directories that ``path`` lies in, each durable before the next one; return the one left to sync.
 
-    All above that are durable, but it may not be: who has made it may have died before, or not have come to that yet.
+    It has the last directory that was there: who has made that may have died, or not have come to sync its name yet;
+    those above were durable before. None where this process may not look into it.
     """
     parent = path.parent
     missing = []
@@ -245,7 +246,7 @@ def make_parents(path: Path, *, is_durable: bool) -> Path:
             os.mkdir(directory)
         if is_durable:
             sync(directory.parent)
-    return parent
+    return parent.parent if os.access(parent.parent, os.R_OK) else None
 
 
 def exchange_names(one: str, other: str, directory: int) -> None:
