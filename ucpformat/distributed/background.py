@@ -15,8 +15,9 @@ import time
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 from ucpformat.distributed.arena import Arena
-from ucpformat.distributed.background_save import AsyncSave, BackgroundSave, KeptPieces
+from ucpformat.distributed.background_save import AsyncSave, BackgroundSave
 from ucpformat.distributed.group import another
+from ucpformat.distributed.kept import Kept
 from ucpformat.distributed.later_copies import Pacing
 from ucpformat.distributed.save import SaveReport, prepare_save
 from ucpformat.distributed.snapshot import HostCopier
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ucpformat.distributed.later_copies import Fences
     from ucpformat.distributed.local_state import LocalState
     from ucpformat.distributed.save import SaveOptions
+    from ucpformat.distributed.share import SlotPiece
     from ucpformat.distributed.snapshot import Copier, KeptSnapshot
 
 __all__ = ["BackgroundSaver", "WhenBusy"]
@@ -94,7 +96,7 @@ class BackgroundSaver:
         self._last: AsyncSave | None = None
         self._kept: KeptSnapshot | None = None
         """What the arena has since the last save was committed."""
-        self._pieces = KeptPieces()
+        self._pieces: Kept[list[SlotPiece]] = Kept()
         self._closed = False
 
     def save(

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
     from ucpformat.distributed.arena import Arena
     from ucpformat.distributed.group import Group
+    from ucpformat.distributed.kept import Kept
     from ucpformat.distributed.later_copies import Fences, Pacing
     from ucpformat.distributed.save import Saving
     from ucpformat.distributed.share import Part, SlotPiece
     from ucpformat.distributed.snapshot import Copier, KeptSnapshot
 
-__all__ = ["AsyncSave", "BackgroundSave", "KeptPieces"]
+__all__ = ["AsyncSave", "BackgroundSave"]
 
 
 class AsyncSave:
@@ -120,22 +121,6 @@ class AsyncSave:
         self._ended.set()
 
 
-class KeptPieces:
-    """The pieces of the last save: those of the next one, where all ranks hold what they held."""
-
-    def __init__(self) -> None:
-        self._cut_by: tuple[object, ...] = ()
-        self._pieces: list[SlotPiece] = []
-
-    def of(self, saving: Saving) -> list[SlotPiece]:
-        """Return the pieces that this rank has to write, as `cut` does."""
-        if self._cut_by != saving.cut_by:
-            self._cut_by = ()
-            self._pieces = list(cut(saving.share(), saving.form))
-            self._cut_by = saving.cut_by
-        return self._pieces
-
-
 class BackgroundSave:
     """One save: batches go through a queue to a thread that writes them.
 
@@ -151,7 +136,7 @@ class BackgroundSave:
         result: AsyncSave,
         then: Callable[[], object] | None,
         keep: Callable[[KeptSnapshot | None], None],
-        pieces: KeptPieces,
+        pieces: Kept[list[SlotPiece]],
     ) -> None:
         self._saving = saving
         self._group = group
@@ -185,9 +170,9 @@ class BackgroundSave:
         staging = time.perf_counter()
         try:
             self._thread.start()
-            self._snapshot = snapshot = Snapshot(
-                self._saving, self._arena, copier, kept, self._pieces.of(self._saving)
-            )
+            saving = self._saving
+            pieces = self._pieces.of(saving.cut_by, lambda: list(cut(saving.share(), saving.form)))
+            self._snapshot = snapshot = Snapshot(saving, self._arena, copier, kept, pieces)
             if not snapshot.fits:
                 self._begun.set()
             at_once, later = self._parted(snapshot)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 from ucpformat.distributed.background import BackgroundSaver, WhenBusy
 from ucpformat.distributed.background_save import AsyncSave
 from ucpformat.distributed.group import Group, another
+from ucpformat.distributed.kept import Kept
 from ucpformat.distributed.save import SaveOptions
 from ucpformat.distributed.snapshot import HostCopier
 from ucpformat.errors import error
 from ucpformat.state_dict.changed_rows import without_base
 from ucpformat.state_dict.fences import fences_of
-from ucpformat.state_dict.state import KeptForm, live_state
+from ucpformat.state_dict.state import StateForm, live_state
 from ucpformat.state_dict.stateful import state_to_save
 from ucpformat.state_dict.torch_group import TorchGroup, group_of, own_group
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
@@ -75,7 +76,7 @@ class AsyncSaver:
             raise error("UCP-E-MISMATCH", message, at="bandwidth")
         self._group = own_group(group)
         self._fence = fence
-        self._form = KeptForm()
+        self._form: Kept[StateForm] = Kept()
         self._saver = BackgroundSaver(
             self._group, arena_bytes=arena_bytes, copier=_copier(), bandwidth=bandwidth
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.distributed.local_state import LocalState, OwnValue
@@ -24,6 +25,7 @@ from ucpformat.writer import AtomSpec, SlotSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ucpformat.distributed.kept import Kept
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.compressor import Compression
@@ -32,14 +34,14 @@ if TYPE_CHECKING:
     from ucpformat.state_dict.keys.names import Names
     from ucpformat.state_dict.keys.paths import KeyPath
 
-__all__ = ["KeptForm", "live_state"]
+__all__ = ["StateForm", "live_state"]
 
 
 VERSIONS: Final = "versions"
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class StateForm:
     """What a state is apart from its values.
 
     ``slots`` has the slot of each tensor that this process holds, by its name, in the order of the state, but for those
@@ -52,46 +54,6 @@ class _Form:
     slots: Mapping[str, SlotName]
 
 
-class KeptForm:
-    """The form of the last state: one that is alike need not be found out again. It keeps no tensor."""
-
-    def __init__(self) -> None:
-        self._key: object = None
-        self._form: _Form | None = None
-
-    def of(
-        self,
-        tensors: Mapping[str, StatePath],
-        objects: Mapping[str, StatePath],
-        live: Mapping[str, LiveTensor],
-        held: Mapping[str, LocalTensor],
-        compressor: Compression | None,
-        pipeline: Pipeline | None,
-    ) -> _Form:
-        """Return the form of a state with paths of ``tensors`` and ``objects`` by name.
-
-        ``live`` has tensors, or parts that they are made of, by name, and ``held`` what this process holds of them.
-
-        Raises:
-            MismatchError: ``UCP-E-MISMATCH`` for a version of what the state does not have.
-        """
-        key = (
-            [*tensors.values()],
-            [*objects.values()],
-            [
-                (live[name].path, one.dtype, one.shape, one.layout, one.place, one.memory())
-                for name, one in held.items()
-            ],
-            compressor,
-            pipeline is not None,
-        )
-        if self._form is None or self._key != key:
-            self._form = None
-            self._form = _form(tensors, objects, live, held, compressor, pipeline)
-            self._key = key
-        return self._form
-
-
 def live_state(
     state: Mapping[str, Any],
     *,
@@ -101,7 +63,7 @@ def live_state(
     pipeline: Pipeline | None = None,
     changed: Mapping[str, Any] | None = None,
     fences: TrainingFences | None = None,
-    kept: KeptForm | None = None,
+    kept: Kept[StateForm] | None = None,
 ) -> LocalState:
     """Return what this process, ``rank`` of the job, has to save of ``state``; tensors are looked at, not copied.
 
@@ -139,8 +101,16 @@ def live_state(
         is not None
     }
     objects = {name: leaf for name, leaf in names.items() if name not in tensors}
-    known = (tensors, objects, live, held, compressor, pipeline)
-    form = _form(*known) if kept is None else kept.of(*known)
+    make = partial(_form, tensors, objects, live, held, compressor, pipeline)
+    if kept is None:
+        form = make()
+    else:
+        places = [
+            (live[name].path, one.dtype, one.shape, one.layout, one.place, one.memory())
+            for name, one in held.items()
+        ]
+        key = ([*tensors.values()], [*objects.values()], places, compressor, pipeline is not None)
+        form = kept.of(key, make)
     owned = {slot: held[name] for name, slot in form.slots.items()}
     encoded: dict[str, JsonValue] = {}
     own: dict[str, OwnValue] = {}
@@ -177,7 +147,7 @@ def _form(
     held: Mapping[str, LocalTensor],
     compressor: Compression | None,
     pipeline: Pipeline | None,
-) -> _Form:
+) -> StateForm:
     stashed = (
         {} if pipeline is None else {name: leaf for name, leaf in tensors.items() if leaf[0] == VERSIONS}
     )
@@ -209,7 +179,7 @@ def _form(
         also = tied.get(atom, [])
         aliases = tuple(sorted({assigned[name].name for name in also} - {atom}))
         atoms.append(AtomSpec(atom, specs, aliases, alias_annotations([live[name].path for name in also])))
-    return _Form(
+    return StateForm(
         names, object_paths, atoms, {name: (assigned[name].name, assigned[name].slot) for name in owners}
     )
 
