@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["human_bytes", "printable", "shortened"]
+__all__ = ["counted", "human_bytes", "printable", "shortened"]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -15,6 +15,11 @@ def printable(text: str) -> str:
         sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode()
         for sign in text
     )
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count with what is counted, whose plural has an s: ``1 step``, ``2,000 steps``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def human_bytes(count: int) -> str:

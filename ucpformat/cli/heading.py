@@ -10,7 +10,7 @@ import click
 
 from ucpformat.geometry import Blocks, Join, Layout, LocalOnly, Only, Shard
 from ucpformat.inspection.plain_words import in_words
-from ucpformat.text import human_bytes, printable, shortened
+from ucpformat.text import counted, human_bytes, printable, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ucpformat.reader import AtomView, Checkpoint
     from ucpformat.views import SlotView
 
-__all__ = ["brief_layout", "counted", "heading"]
+__all__ = ["brief_layout", "heading"]
 
 _LAYOUTS: Final = 8
 _MESHES: Final = 4
@@ -47,7 +47,7 @@ def heading(opened: Checkpoint, atoms: Sequence[AtomView], width: int, *, show_a
     yield from more
     logical = sum(slot.nbytes for slot in slots)
     yield from textwrap.wrap(
-        f"{counted(atoms, 'atom')}, {counted(slots, 'slot')}, {human_bytes(logical)}; {_stored(opened)}",
+        f"{counted(len(atoms), 'atom')}, {counted(len(slots), 'slot')}, {human_bytes(logical)}; {_stored(opened)}",
         width,
         subsequent_indent="  ",
     )
@@ -63,18 +63,13 @@ def heading(opened: Checkpoint, atoms: Sequence[AtomView], width: int, *, show_a
             yield from textwrap.wrap(printable(line), width, subsequent_indent=indent)
 
 
-def counted(items: Sequence[object], what: str) -> str:
-    """Return how many there are, with the word for one or for several."""
-    return f"{len(items):,} {what}{'' if len(items) == 1 else 's'}"
-
-
 def _stored(opened: Checkpoint) -> str:
     packs = opened.packs
     if packs is None:
         return f"storage {opened.root.storage}"
     shared = sum(pack.length for pack in packs if pack.shared)
     of_them = f", {human_bytes(shared)} of them shared" if shared else ""
-    return f"{human_bytes(sum(pack.length for pack in packs))} in {counted(packs, 'pack')}{of_them}"
+    return f"{human_bytes(sum(pack.length for pack in packs))} in {counted(len(packs), 'pack')}{of_them}"
 
 
 def _legend(slots: Sequence[SlotView], width: int) -> Iterator[str]:
@@ -97,7 +92,7 @@ def _legend(slots: Sequence[SlotView], width: int) -> Iterator[str]:
             _kind(step): f"{_word(step, layout)}: {_meaning(step, layout)}" for step in layout.steps
         }
     shown = counts.most_common(_LAYOUTS)
-    told = [f"{words} ({_times(count)})" for words, count in shown]
+    told = [f"{words} ({counted(count, 'slot')})" for words, count in shown]
     more = "" if len(counts) <= _LAYOUTS else f", and {len(counts) - _LAYOUTS} others"
     yield from textwrap.wrap(printable(f"layouts: {', '.join(told)}{more}"), width, subsequent_indent="  ")
     by_kind: dict[str, str] = {}
@@ -108,16 +103,12 @@ def _legend(slots: Sequence[SlotView], width: int) -> Iterator[str]:
         yield from textwrap.wrap(printable(meaning), width, initial_indent="  ", subsequent_indent="    ")
 
 
-def _times(count: int) -> str:
-    return f"{count:,} slot{'' if count == 1 else 's'}"
-
-
 def _groups(name: str, optimizer: Optimizer, *, show_all: bool) -> Iterator[str]:
     """Yield the groups of an optimizer; what several have alike is told once."""
     groups = optimizer.groups
     if len(groups) == 1:
         (group,) = groups
-        yield f"{name}, group 0 of 1: {counted(group.atoms, 'atom')}{_options(group.options, show_all=show_all)}"
+        yield f"{name}, group 0 of 1: {counted(len(group.atoms), 'atom')}{_options(group.options, show_all=show_all)}"
         return
     first = groups[0].options if groups else {}
     alike = {
@@ -125,11 +116,11 @@ def _groups(name: str, optimizer: Optimizer, *, show_all: bool) -> Iterator[str]
         for key, value in first.items()
         if all(key in one.options and in_words(one.options[key]) == in_words(value) for one in groups)
     }
-    yield f"{name}, {counted(groups, 'group')}{_options(alike, show_all=show_all, lead='; all have ')}"
+    yield f"{name}, {counted(len(groups), 'group')}{_options(alike, show_all=show_all, lead='; all have ')}"
     most = len(groups) if show_all or len(groups) <= _GROUPS else _GROUPS - 1
     for number, group in enumerate(groups[:most]):
         own = {key: value for key, value in group.options.items() if key not in alike}
-        yield f"  group {number}: {counted(group.atoms, 'atom')}{_options(own, show_all=show_all)}"
+        yield f"  group {number}: {counted(len(group.atoms), 'atom')}{_options(own, show_all=show_all)}"
     if most < len(groups):
         yield f"  and {len(groups) - most} other groups, which --all shows"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import click
 from click.core import ParameterSource
 
-from ucpformat.cli.heading import brief_layout, counted, heading
+from ucpformat.cli.heading import brief_layout, heading
 from ucpformat.cli.report import format_option, progress_bar, table
 from ucpformat.cli.statistics_table import lines_of_statistics
 from ucpformat.drawing.module_tree import Module, Sort, module_tree, rows_of_tree
@@ -19,7 +19,7 @@ from ucpformat.inspection.plain_words import in_words
 from ucpformat.inspection.statistics import statistics
 from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import name_of
-from ucpformat.text import human_bytes, printable, shortened
+from ucpformat.text import counted, human_bytes, printable, shortened
 from ucpformat.update_log.place import SUFFIX, has_log
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _what(module: Module) -> tuple[str, ...]:
         also = f", {len(module.slots)} slots" if len(module.slots) > 1 else ""
         shape = "x".join(map(str, first.shape)) or "scalar"
         return f"  {first.dtype} {shape}{also}", f"  {first.dtype} {shape}", f"  {shape}"
-    atoms = f"  {module.atoms:,} atom{'' if module.atoms == 1 else 's'}"
+    atoms = f"  {counted(module.atoms, 'atom')}"
     return (f"  {module.alike:,} alike,{atoms[1:]}", atoms) if module.alike > 1 else (atoms,)
 
 
@@ -221,7 +221,7 @@ def _notes(opened: Checkpoint, atoms: Sequence[AtomView]) -> Iterator[str]:
         rank = "" if image.rank is None else f", of rank {image.rank}"
         yield (
             f"process image {name}: {image.media_type} by {image.producer.name} {image.producer.version}, "
-            f"{counted(image.files, 'file')}, {human_bytes(image.nbytes)}{rank}{needed}"
+            f"{counted(len(image.files), 'file')}, {human_bytes(image.nbytes)}{rank}{needed}"
         )
 
 

@@ -10,7 +10,7 @@ from ucpformat.errors import UcpError
 from ucpformat.manager.pace import CADENCE
 from ucpformat.reader import open_checkpoint
 from ucpformat.replay.plan import log_url, oldest_usable
-from ucpformat.text import human_bytes
+from ucpformat.text import counted, human_bytes
 from ucpformat.update_log.durability import require_on_branch
 from ucpformat.update_log.overview import overview
 from ucpformat.update_log.place import LogPlace, has_log
@@ -50,7 +50,7 @@ class PrunedLog(NamedTuple):
         freed = f"{_batches(one.removed)} of the update log: frees {human_bytes(one.removed_bytes)}"
         yield f"{removed} {freed}; {rest} stay {needed}"
         if self.debris:
-            yield f"{removed} {self.debris:,} unfinished file{'' if self.debris == 1 else 's'} of the update log"
+            yield f"{removed} {counted(self.debris, 'unfinished file')} of the update log"
 
 
 class LogOfRun(NamedTuple):
@@ -84,13 +84,15 @@ class LogOfRun(NamedTuple):
         """Return it in one sentence."""
         if self.problem is not None:
             return f"update log: {self.problem}"
-        counted = [one for one in self.epochs if one.counts]
+        counting = [one for one in self.epochs if one.counts]
         batches = _batches(sum(one.batches for one in self.epochs))
         size = human_bytes(sum(one.bytes for one in self.epochs))
-        given_up = len(self.epochs) - len(counted)
+        given_up = len(self.epochs) - len(counting)
         tail = f", {given_up} given up" if given_up else ""
-        steps = f"steps {counted[0].first_step} to {counted[-1].stop_step}" if counted else "no steps"
-        return f"update log: {steps} in {len(counted)} epochs{tail}; {size} in {batches}; `ucp log` says more"
+        steps = f"steps {counting[0].first_step} to {counting[-1].stop_step}" if counting else "no steps"
+        return (
+            f"update log: {steps} in {len(counting)} epochs{tail}; {size} in {batches}; `ucp log` says more"
+        )
 
     def position(self, progress: Progress | None, step: int) -> str:
         """Return where in the log a checkpoint is, in a word or two."""

@@ -13,7 +13,7 @@ from ucpformat.errors import naming
 from ucpformat.replay.plan import log_url, plan_recovery
 from ucpformat.replay.replica.living import living_replicas
 from ucpformat.storage.stores.urls import name_of
-from ucpformat.text import human_bytes, printable
+from ucpformat.text import counted, human_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def brief_recovery(plan: RecoveryPlan) -> str:
 
 def _path_of(one: Candidate) -> str:
     count = one.stop_step - one.step
-    again = f"makes {count:,} step{'' if count == 1 else 's'} again, and ends at step {one.stop_step}"
+    again = f"makes {counted(count, 'step')} again, and ends at step {one.stop_step}"
     return f"loads {name_of(one.path)}, {again if count else f'and ends at step {one.stop_step}'}"
 
 
@@ -118,7 +118,7 @@ def _lines(plan: RecoveryPlan) -> Iterator[str]:
     if plan.candidates:
         first, *others = plan.candidates
         for steps in first.steps:
-            ranks = f"{steps.ranks} rank{'' if steps.ranks == 1 else 's'}"
+            ranks = counted(steps.ranks, "rank")
             yield (
                 f"  epoch {steps.epoch}: steps {steps.first_step} to {steps.stop_step} by {steps.optimizer}, "
                 f"{human_bytes(steps.nbytes)} in {steps.batches} batches of {ranks}; {steps.exactness}"

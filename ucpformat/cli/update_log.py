@@ -16,7 +16,7 @@ from ucpformat.errors import naming
 from ucpformat.manager.run_directory import open_run
 from ucpformat.replay.plan import log_url, plan_or_problem
 from ucpformat.storage.stores.urls import name_of
-from ucpformat.text import human_bytes, printable
+from ucpformat.text import counted, human_bytes, printable
 from ucpformat.update_log.overview import overview
 from ucpformat.update_log.place import SUFFIX, has_log
 from ucpformat.update_log.reading import StoredLog
@@ -114,7 +114,7 @@ def show_log(url: str, output: str) -> None:
 def _followed(epoch: Epoch) -> Iterator[str]:
     """Yield the tensors that an epoch follows, and what its steps are made by."""
     profile = ", ".join(f"{name} {value}" for name, value in sorted(epoch.profile.items()))
-    groups = f"{len(epoch.groups)} group{'' if len(epoch.groups) == 1 else 's'}"
+    groups = counted(len(epoch.groups), "group")
     yield ""
     yield f"epoch {epoch.epoch}: {epoch.optimizer}, {groups}{profile and '; '}{profile}"
     group_of = {tensor: number for number, members in enumerate(epoch.groups) for tensor in members}

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final, cast
 
 import click
 
-from ucpformat.cli.heading import counted
 from ucpformat.cli.report import SIZE, format_option, progress_bar
 from ucpformat.cli.survey import lines_of_problems, lines_of_survey
 from ucpformat.errors import UcpError
 from ucpformat.reader import open_checkpoint
 from ucpformat.replay.plan import log_url, plan_or_problem
-from ucpformat.text import printable
+from ucpformat.text import counted, printable
 from ucpformat.update_log.place import has_log
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.validation import log_problems, problems_of
@@ -131,10 +130,10 @@ def _print(checkpoint: str, level: str, examined: Examination) -> None:
         click.echo(printable(line))
     for line in () if examined.survey is None else lines_of_survey(examined.survey):
         click.echo(printable(line))
-    verdict = "valid" if not errors else f"not valid, {counted(errors, 'error')}"
+    verdict = "valid" if not errors else f"not valid, {counted(len(errors), 'error')}"
     if _is_unanswered(errors):
         verdict = "not checked to the end, since the store failed"
-    warnings = [problem for problem in examined.problems if problem not in errors]
+    warnings = len(examined.problems) - len(errors)
     tail = f", {counted(warnings, 'warning')}" if warnings else ""
     click.echo(f"{checkpoint}: {verdict}{tail} (level {level})")
 

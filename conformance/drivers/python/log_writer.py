@@ -17,7 +17,7 @@ from ucpformat.update_log.batch_writer import BatchWriter
 from ucpformat.update_log.creation import create_epoch, create_log, drawn_id
 from ucpformat.update_log.documents import After, Epoch, LoggedTensor, LogPiece
 from ucpformat.update_log.drafts import BatchDraft, Captured, StepDraft
-from ucpformat.update_log.place import LogPlace, has_log
+from ucpformat.update_log.place import LOG_KEY, LogPlace
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.sums import box_sum
 
@@ -76,7 +76,7 @@ def begin_epoch(params: Json) -> Json:
 
 def found_log(place: LogPlace, after: int | None) -> tuple[str, int, After | None]:
     """Return the id of the log, the number of its next epoch, and what that goes on from."""
-    if not has_log(place.url):
+    if not place.has(LOG_KEY):
         return create_log(place), 0, None
     with StoredLog(place.url) as log:
         numbers = log.keys.epochs
