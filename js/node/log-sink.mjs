@@ -3,11 +3,13 @@
  */
 
 import {
-  closeSync, constants, fsyncSync, linkSync, lstatSync, mkdirSync, openSync, unlinkSync, writeSync,
+  linkSync, lstatSync, mkdirSync, unlinkSync,
 } from 'node:fs';
 import {randomBytes} from 'node:crypto';
 import {dirname, join, resolve} from 'node:path';
-import {attempt} from './store.mjs';
+import {
+  attempt, createdFile, finish, syncDirectory,
+} from './store.mjs';
 
 /** @typedef {import('../lib/log-writer.mjs').LogSink} LogSink */
 
@@ -38,17 +40,9 @@ export class DirectoryLogSink {
     const staged = join(folder, `.${randomBytes(16).toString('hex')}`);
     attempt(key, {EEXIST: 'UCP-E-EXISTS'}, () => {
       this.#makeDirectory(folder);
-      const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
-      const fd = openSync(staged, flags, 0o666);
+      const fd = createdFile(staged);
       try {
-        try {
-          for (const chunk of chunks) {
-            for (let done = 0; done < chunk.length;) done += writeSync(fd, chunk, done, chunk.length - done);
-          }
-          fsyncSync(fd);
-        } finally {
-          closeSync(fd);
-        }
+        finish(fd, chunks);
         linkSync(staged, path);
       } finally {
         unlinkSync(staged);
@@ -67,14 +61,5 @@ export class DirectoryLogSink {
       if (made === last) break;
     }
     this.#directories.add(folder);
-  }
-}
-
-function syncDirectory(path) {
-  const fd = openSync(path, constants.O_RDONLY | constants.O_DIRECTORY);
-  try {
-    fsyncSync(fd);
-  } finally {
-    closeSync(fd);
   }
 }

@@ -31,6 +31,40 @@ export function attempt(key, codes, call) {
   }
 }
 
+/**
+ * Makes a file that is not there yet, and opens it.
+ * @param {string} path
+ */
+export const createdFile = (path) => openSync(path, constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW, 0o666);
+
+/**
+ * @param {number} fd
+ * @param {Uint8Array} bytes
+ */
+function writeAll(fd, bytes) {
+  for (let done = 0; done < bytes.length;) done += writeSync(fd, bytes, done, bytes.length - done);
+}
+
+/**
+ * Writes what a file lacks yet and makes it durable; closes it in any case.
+ * @param {number} fd
+ * @param {Uint8Array[]} rest
+ */
+export function finish(fd, rest = []) {
+  try {
+    for (const chunk of rest) writeAll(fd, chunk);
+    fsyncSync(fd);
+  } finally {
+    closeSync(fd);
+  }
+}
+
+/**
+ * Makes the names in a directory durable.
+ * @param {string} path
+ */
+export const syncDirectory = (path) => finish(openSync(path, constants.O_RDONLY | constants.O_DIRECTORY));
+
 const ABSENT = {ENOENT: 'UCP-E-MISSING', ENOTDIR: 'UCP-E-MISSING', ELOOP: 'UCP-E-LINK'};
 
 /** Reads objects; refuses symbolic links and special files (UCP-S-001). */
@@ -178,8 +212,7 @@ export class DirectoryWriter {
   /** Makes the draft, the attempt's right to commit, and finds nothing beside it (UCP-W-011, UCP-W-007). */
   #begin() {
     this.opened = attempt('', {}, () => statSync(this.path, {bigint: true}).ino);
-    const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
-    this.draftFile = attempt(this.draft, {}, () => openSync(join(this.path, this.draft), flags, 0o666));
+    this.draftFile = attempt(this.draft, {}, () => createdFile(join(this.path, this.draft)));
     const [other] = attempt('', {}, () => readdirSync(this.path)).filter((name) => name !== this.draft);
     if (other !== undefined) {
       closeSync(this.draftFile);
@@ -225,8 +258,7 @@ export class DirectoryWriter {
    */
   create(key) {
     this.#makeDirectories(key);
-    const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
-    return attempt(key, {EEXIST: 'UCP-E-EXISTS'}, () => openSync(join(this.path, key), flags, 0o666));
+    return attempt(key, {EEXIST: 'UCP-E-EXISTS'}, () => createdFile(join(this.path, key)));
   }
 
   /**
@@ -235,9 +267,7 @@ export class DirectoryWriter {
    * @param {Uint8Array} bytes
    */
   append(key, fd, bytes) {
-    for (let done = 0; done < bytes.length;) {
-      done += attempt(key, {}, () => writeSync(fd, bytes, done, bytes.length - done));
-    }
+    attempt(key, {}, () => writeAll(fd, bytes));
   }
 
   /**
@@ -246,13 +276,7 @@ export class DirectoryWriter {
    * @param {number} fd
    */
   finish(key, fd) {
-    attempt(key, {}, () => {
-      try {
-        fsyncSync(fd);
-      } finally {
-        closeSync(fd);
-      }
-    });
+    attempt(key, {}, () => finish(fd));
   }
 
   /**
@@ -269,25 +293,12 @@ export class DirectoryWriter {
    */
   put(key, bytes) {
     const fd = this.create(key);
-    try {
-      this.append(key, fd, bytes);
-    } catch (error) {
-      closeSync(fd);
-      throw error;
-    }
-    this.finish(key, fd);
+    attempt(key, {}, () => finish(fd, [bytes]));
   }
 
   /** @param {string} path */
   #syncDirectory(path) {
-    attempt('', {}, () => {
-      const fd = openSync(path, constants.O_RDONLY | constants.O_DIRECTORY);
-      try {
-        fsyncSync(fd);
-      } finally {
-        closeSync(fd);
-      }
-    });
+    attempt('', {}, () => syncDirectory(path));
   }
 
   /**
