@@ -111,6 +111,10 @@ class _Reader:
         for chunk in chunks:
             piece = self._state(chunk, "ChunkStorageMetadata")
             offset, extent = self._size(piece.get("offsets")), self._size(piece.get("sizes"))
+            if len(offset) != len(extent):
+                raise refused(
+                    f"a piece of {key!r:.200} has an offset and a size of different lengths", self._at
+                )
             if math.prod(extent):
                 location = self._location(locations, key, offset)
                 fragments[(offset, extent)] = Fragment(offset, extent, location, "torch")

@@ -187,6 +187,17 @@ def test_classes_may_gain_members_and_pickle_them_otherwise(dcp_case: DcpCase, f
     assert read_metadata(again, ".metadata") == read_metadata(content, ".metadata")
 
 
+def test_a_piece_has_as_many_offsets_as_extents(dcp_case: DcpCase) -> None:
+    metadata = pickle.loads((dcp_case("fsdp_2_model").path / ".metadata").read_bytes())
+    stored = next(
+        one for one in metadata.state_dict_metadata.values() if isinstance(one, TensorStorageMetadata)
+    )
+    object.__setattr__(stored.chunks[0], "sizes", torch.Size(()))
+    with pytest.raises(UcpError, match="an offset and a size of different lengths") as caught:
+        read_metadata(pickle.dumps(metadata), ".metadata")
+    assert (caught.value.code, caught.value.at) == ("UCP-E-PICKLE", ".metadata")
+
+
 @pytest.mark.parametrize(
     ("members", "code", "text"),
     [
