@@ -91,6 +91,7 @@ class FileSystem:
             "PathLike",
             "getpid",
             "fsencode",
+            "R_OK",
         ):
             return getattr(os, name)
         raise AttributeError(f"the simulation knows no os.{name}")
@@ -157,6 +158,12 @@ class FileSystem:
         if name in directory.entries:
             raise OSError(errno.EEXIST, "exists", name)
         directory.entries[name] = inode
+
+    def access(self, path: Any, mode: int) -> bool:
+        """Return whether there is something: everybody may read it."""
+        del mode
+        parent, name = self._find(path, None)
+        return name == "." or name in (parent.entries or {})
 
     def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """Make a directory."""
