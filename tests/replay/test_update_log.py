@@ -369,6 +369,7 @@ def test_a_run_in_an_object_store() -> None:
     first = ucp.UpdateLog(run, job.model, job.optimizer, state=job.objects, batch=1, full_every=4)
     job.train(first, 0, 9)
     first.flush()
+    first._manager.wait()  # a checkpoint is committed in the background
     again = Job()
     recovery = ucp.recover(run, again.model, again.optimizer, state=again.objects)
     assert (recovery.step, recovery.checkpoint_step, recovery.exactness) == (9, 8, "bitwise")
