@@ -88,8 +88,8 @@ def _log_documents() -> Iterator[Case]:
             refused=code, **options,
         )  # fmt: skip
     yield bad(
-        "document-missing", "No log document", ("UCP-D-150",), _gone("log.json"), ["UCP-E-NOT-FOUND"],
-        refused="UCP-E-NOT-FOUND",
+        "document-missing", "No log document", ("UCP-D-150",), _gone("log.json"), ["UCP-E-MISSING"],
+        refused="UCP-E-MISSING", **options,
     )  # fmt: skip
     other = "0" * 32
     yield bad(

@@ -16,7 +16,7 @@ import {
 } from './log-batch.mjs';
 import {LOG_KEY, epochKey, epochOf} from './log-documents.mjs';
 import {boxSum, sumText} from './log-replay.mjs';
-import {UpdateLog, isLog} from './update-log.mjs';
+import {UpdateLog, isLog, requireDocument} from './update-log.mjs';
 import {FORMAT_VERSION} from './root.mjs';
 
 /** @typedef {import('./log-documents.mjs').Epoch} Epoch */
@@ -89,7 +89,8 @@ const documentOf = (kind, members) => bytesOf(stringify(object({
  * @param {EpochInput} input
  * @returns {EpochWriter}
  * @throws {UcpError} UCP-E-EXISTS without `after` where the log has epochs; UCP-E-FENCED where another
- *   process has begun that epoch; what is wrong with the input
+ *   process has begun that epoch; UCP-E-MISSING where only the document of the log is gone; what is wrong
+ *   with the input
  */
 export function beginEpoch(open, sink, input) {
   const isThere = isLog(open());
@@ -112,7 +113,7 @@ export function beginEpoch(open, sink, input) {
     exactness,
   });
   const epoch = epochOf(bytes, number, found.id);
-  if (!isThere) sink.create(LOG_KEY, [documentOf('update-log', {id: found.id})]);
+  if (!isThere) create(open, sink, found.id);
   try {
     sink.create(epochKey(number), [bytes]);
   } catch (error) {
@@ -120,6 +121,17 @@ export function beginEpoch(open, sink, input) {
     throw new UcpError('UCP-E-FENCED', epochKey(number), 'another process has begun this epoch: recover again');
   }
   return new EpochWriter(sink, epoch);
+}
+
+/** Creates a log, unless all but its document is there. */
+function create(open, sink, id) {
+  const store = open();
+  try {
+    requireDocument(store);
+  } finally {
+    store.close();
+  }
+  sink.create(LOG_KEY, [documentOf('update-log', {id})]);
 }
 
 function foundLog(open, after) {

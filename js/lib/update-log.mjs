@@ -43,7 +43,7 @@ export class UpdateLog {
     this.there = new Map();
     try {
       /** @type {string} */
-      this.id = readLogDocument(store);
+      this.id = identity(store);
       this.#list();
     } catch (error) {
       store.close();
@@ -275,15 +275,45 @@ export function checkStep({tensors, pieces}, {ranks, entries}) {
 }
 
 /**
- * Whether an update log lies in a store, which is closed.
+ * The `id` of a log.
  * @param {import('./stores.mjs').Store} store
  */
-export function isLog(store) {
+function identity(store) {
+  try {
+    return readLogDocument(store);
+  } catch (error) {
+    if (error instanceof UcpError && error.code === 'UCP-E-NOT-FOUND') requireDocument(store);
+    throw error;
+  }
+}
+
+/**
+ * Refuses what is left of a log whose document is gone (section 4).
+ * @param {import('./stores.mjs').Store} store
+ */
+export function requireDocument(store) {
+  // In this order, since who creates a log begins with its document.
+  if ([...store.list()].some((key) => KEY.test(key)) && !hasDocument(store)) {
+    throw new UcpError('UCP-E-MISSING', LOG_KEY, 'the document of the log is gone, and epochs or batches are there');
+  }
+}
+
+function hasDocument(store) {
   try {
     return store.lengthOf(LOG_KEY) >= 0;
   } catch (error) {
     if (!(error instanceof UcpError)) throw error;
     return false;
+  }
+}
+
+/**
+ * Whether an update log lies in a store, which is closed.
+ * @param {import('./stores.mjs').Store} store
+ */
+export function isLog(store) {
+  try {
+    return hasDocument(store);
   } finally {
     store.close();
   }

@@ -170,11 +170,13 @@ export class DirectoryStore {
   }
 
   /**
-   * Keys of all objects, links and special files included, which are not followed.
+   * Keys of all objects, links and special files included, which are not followed; none where there is no directory.
    * @returns {Generator<string>}
    */
   * list(under = '') {
-    const entries = attempt(under, {}, () => readdirSync(join(this.path, under), {withFileTypes: true}));
+    const path = join(this.path, under);
+    const entries = attempt(under, {}, () => (
+      lstatSync(path, {throwIfNoEntry: false}) ? readdirSync(path, {withFileTypes: true}) : []));
     for (const entry of entries) {
       const key = under === '' ? entry.name : `${under}/${entry.name}`;
       if (entry.isDirectory()) yield* this.list(key);

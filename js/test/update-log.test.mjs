@@ -225,8 +225,9 @@ test('where a log lies', (t) => {
   assert.equal(isLog(log), true);
   assert.equal(isLog(path), false);
   rmSync(join(log, 'log.json'));
-  assert.deepEqual(codesOf(validateLog(log)), ['UCP-E-NOT-FOUND']);
-  assert.throws(() => openLog(log), {code: 'UCP-E-NOT-FOUND'});
+  assert.deepEqual(codesOf(validateLog(log)), ['UCP-E-MISSING']);
+  assert.throws(() => openLog(log), {code: 'UCP-E-MISSING', at: 'log.json'});
+  assert.throws(() => openLog(path), {code: 'UCP-E-NOT-FOUND'});
 });
 
 test('sums of pieces add up to that of the tensor', () => {

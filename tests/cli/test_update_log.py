@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from click.testing import CliRunner, Result
 
 import ucpformat as ucp
@@ -200,6 +201,33 @@ class TestOtherCommands:
         (maker.path / "epochs/0.json").unlink()
         lines = CliRunner().invoke(main, ["ls", str(tmp_path)]).output.splitlines()
         assert lines[5].startswith("update log: UCP-E-MISSING at epochs/0.json")
+        assert {line.split("  ")[-1] for line in lines[1:5]} == {"unknown", "no log"}
+
+    @pytest.mark.parametrize("command", ["ls", "gc", "log", "recover", "validate"])
+    def test_a_log_without_its_document(self, tmp_path: Path, command: str) -> None:
+        """All say the same of what is left, and touch nothing."""
+        maker = a_run(tmp_path)
+        (maker.path / "log.json").unlink()
+        left = places(maker)
+        arguments = [command, str(tmp_path), *(["--dry-run"] if command == "recover" else [])]
+        result = CliRunner().invoke(main, arguments)
+        assert "UCP-E-MISSING" in result.output
+        assert "the document of the log is gone, and epochs or batches are there: restore it" in result.output
+        assert result.exit_code == (0 if command == "ls" else 1)
+        assert places(maker) == left
+
+    def test_a_log_without_its_document_for_programs(self, tmp_path: Path) -> None:
+        maker = a_run(tmp_path)
+        (maker.path / "log.json").unlink()
+        found = self.told("ls", str(tmp_path))
+        assert found["committed"][0]["log"] == "unknown"
+        problem = found["log"]["problem"]
+        assert (found["log"]["id"], problem["code"], problem["at"]) == (None, "UCP-E-MISSING", "log.json")
+        for place in (tmp_path, maker.path):
+            found = self.told("validate", str(place))
+            assert [one["code"] for one in found.get("log", found)["problems"]] == ["UCP-E-MISSING"]
+        (problem,) = self.told("gc", str(tmp_path))["problems"]
+        assert problem["code"] == "UCP-E-MISSING"
 
     def test_ls_of_a_log_without_checkpoints(self, tmp_path: Path) -> None:
         LogMaker(tmp_path / "updates.ucplog")

@@ -97,8 +97,12 @@ class LogOfRun(NamedTuple):
     def position(self, progress: Progress | None, step: int) -> str:
         """Return where in the log a checkpoint is, in a word or two."""
         position = None if progress is None else progress.log
-        if position is None or position.id != self.identity:
-            return "no log" if position is None else "another log"
+        if position is None:
+            return "no log"
+        if self.problem is not None:
+            return "unknown"
+        if position.id != self.identity:
+            return "another log"
         try:
             require_on_branch(self.branch, position.epoch, step, "")
         except UcpError:

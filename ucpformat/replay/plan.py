@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.manager.run_directory import open_run
 from ucpformat.reader import open_checkpoint
-from ucpformat.storage.stores.urls import local_path, name_of, open_store
+from ucpformat.storage.stores.urls import local_path, name_of
 from ucpformat.update_log.documents import least_exact
 from ucpformat.update_log.durability import extent_of, require_on_branch
-from ucpformat.update_log.place import LOG_KEY, SUFFIX, sorted_keys
+from ucpformat.update_log.place import SUFFIX
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.residuals import residuals_step
 
@@ -145,33 +145,9 @@ def plan_recovery(
             raise
         directory = open_run(run)
         directory.require_no_checkpoint()
-        _require_no_rest(log_url(run))
         return _without_steps(directory)
     with log:
         return plan_with_log(run, log, allow_loss=allow_loss, keep_residuals=keep_residuals)
-
-
-def _require_no_rest(url: str) -> None:
-    """Refuse what is left of a log without its document: its steps would be lost without a word.
-
-    Raises:
-        InvalidCheckpointError: ``UCP-E-MISSING``.
-    """
-    store = open_store(url)
-    try:
-        keys = sorted_keys(store.keys())
-    except UcpError as problem:
-        if problem.code != "UCP-E-NOT-FOUND":
-            raise
-        return
-    finally:
-        store.close()
-    if keys.epochs or keys.batches:
-        message = (
-            "the document of the log is gone, and epochs or batches are there: restore it from a copy, or move what is "
-            "left of the log away, to go on from the checkpoint alone"
-        )
-        raise error("UCP-E-MISSING", message, at=f"{url}/{LOG_KEY}")
 
 
 def plan_or_problem(run: str | os.PathLike[str], log: StoredLog) -> tuple[RecoveryPlan | None, list[Problem]]:

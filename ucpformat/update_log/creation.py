@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ucpformat import jsonio
 from ucpformat.errors import UcpError, error
 from ucpformat.update_log.documents import LogDocument
-from ucpformat.update_log.place import LOG_KEY, epoch_key
+from ucpformat.update_log.place import LOG_KEY, epoch_key, require_document
 
 if TYPE_CHECKING:
     from ucpformat.update_log.documents import Epoch
@@ -26,8 +26,10 @@ def create_log(place: LogPlace) -> str:
     """Create a log without epochs; return its ``id``.
 
     Raises:
-        StoreError: ``UCP-E-EXISTS`` where there is one; what `LogPlace.create` raises.
+        UcpError: ``UCP-E-EXISTS`` where there is one, ``UCP-E-MISSING`` where all but its document is there; what
+            `LogPlace.create` raises.
     """
+    require_document(place.store)
     document = LogDocument(drawn_id())
     place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(document.to_json()))])
     return document.id

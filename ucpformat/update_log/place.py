@@ -21,10 +21,12 @@ from ucpformat.storage.stores.local_io import (
     translated,
     write_all,
 )
-from ucpformat.storage.stores.urls import local_path, open_store, open_target
+from ucpformat.storage.stores.urls import local_path, name_of, open_store, open_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from ucpformat.storage.stores.store import Objects
 
 __all__ = [
     "LOG_KEY",
@@ -35,6 +37,7 @@ __all__ = [
     "batch_key",
     "epoch_key",
     "has_log",
+    "require_document",
     "sorted_keys",
 ]
 
@@ -90,14 +93,37 @@ def sorted_keys(keys: Iterable[str]) -> LogKeys:
 
 
 def has_log(url: str) -> bool:
-    """Return whether a log lies at a path or URL."""
+    """Return whether a log lies at a path or URL, or what is left of one whose document is gone."""
     store = open_store(url)
     try:
-        return store.size(LOG_KEY) is not None
+        # Elsewhere nothing is listed: a checkpoint may have many objects.
+        is_named_so = name_of(url.rstrip("/")).endswith(SUFFIX)
+        return store.size(LOG_KEY) is not None or (is_named_so and _is_left(store))
     except UcpError:
         return False
     finally:
         store.close()
+
+
+def require_document(store: Objects) -> None:
+    """Refuse what is left of a log without its document, whose steps would be lost without a word.
+
+    Raises:
+        InvalidCheckpointError: ``UCP-E-MISSING``.
+    """
+    # In this order, since who creates a log begins with its document.
+    if _is_left(store) and store.size(LOG_KEY) is None:
+        message = (
+            "the document of the log is gone, and epochs or batches are there: restore it from a copy, or move what is "
+            "left of the log away, to go on from the checkpoint alone"
+        )
+        raise error("UCP-E-MISSING", message, at=LOG_KEY)
+
+
+def _is_left(store: Objects) -> bool:
+    """Return whether there are epochs or batches."""
+    found = sorted_keys(store.keys())
+    return bool(found.epochs or found.batches)
 
 
 class LogPlace:

@@ -15,7 +15,14 @@ from ucpformat.storage.stores.urls import open_store
 from ucpformat.update_log.batch import PREFIX_BYTES, parse_header, read_prefix
 from ucpformat.update_log.documents import Epoch, LogDocument
 from ucpformat.update_log.forms import entry_bytes
-from ucpformat.update_log.place import LOG_KEY, BatchKey, batch_key, epoch_key, sorted_keys
+from ucpformat.update_log.place import (
+    LOG_KEY,
+    BatchKey,
+    batch_key,
+    epoch_key,
+    require_document,
+    sorted_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -93,7 +100,8 @@ class StoredLog:
     the same.
 
     Raises:
-        UcpError: ``UCP-E-NOT-FOUND`` where there is none; ``UCP-E-LOG``, and what documents raise (SPEC UCP-R-022).
+        UcpError: ``UCP-E-NOT-FOUND`` where there is none, ``UCP-E-MISSING`` where only its document is gone;
+            ``UCP-E-LOG``, and what documents raise (SPEC UCP-R-022).
     """
 
     def __init__(self, url: str, *, verify: bool = True) -> None:
@@ -102,6 +110,7 @@ class StoredLog:
         try:
             data = self._document(LOG_KEY)
             if data is None:
+                require_document(self.store)
                 message = "there is no log here; a log is a directory with a log.json"
                 raise error("UCP-E-NOT-FOUND", message, at=url)
             self.document = LogDocument.parse(data, at=LOG_KEY)

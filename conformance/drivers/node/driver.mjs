@@ -16,7 +16,7 @@ import {requireRestored} from '../../../js/lib/images.mjs';
 import {product} from '../../../js/lib/boxes.mjs';
 import {readBox, readerOf, readLocals} from '../../../js/lib/read.mjs';
 import {
-  beginEpoch, fileSource, isLog, localsSource, lower, open, openLog, replay, rewrite, validate, validateLog, write,
+  beginEpoch, fileSource, localsSource, lower, open, openLog, replay, rewrite, validate, validateLog, write,
 } from '../../../js/node/index.mjs';
 import {WRITTEN} from '../../../js/node/compress.mjs';
 
@@ -119,7 +119,7 @@ const methods = {
 
   validate(params) {
     const path = params.get('path');
-    const problems = isLog(path) ? validateLog(path) : validate(path, params.get('level'));
+    const problems = path.endsWith('.ucplog') ? validateLog(path) : validate(path, params.get('level'));
     for (const {code, at, detail} of problems) process.stderr.write(`${code} ${at}: ${detail}\n`);
     return {problems: problems.map(({code, at}) => ({code, at}))};
   },

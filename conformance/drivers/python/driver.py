@@ -33,7 +33,7 @@ from ucpformat.model.pipeline import Pipeline
 from ucpformat.model.state import Optimizer, StateDocument
 from ucpformat.model.values import decode
 from ucpformat.storage.arithmetic import reduced, scaled
-from ucpformat.update_log.place import LOG_KEY
+from ucpformat.update_log.place import SUFFIX
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.small_optimizer import replay_small
 from ucpformat.update_log.validation import log_problems
@@ -75,7 +75,7 @@ def hello(params: Json) -> Json:
 def validate(params: Json) -> Json:
     # An option is refused at a level where it has no effect.
     level = params["level"]
-    if (Path(params["path"]) / LOG_KEY).exists():
+    if params["path"].endswith(SUFFIX):
         found = log_problems(params["path"])
         return {"problems": [{"code": p.code, "at": p.at, "detail": p.message} for p in found]}
     unbounded = {"layout_work": level != "structure", "expand": level == "integrity"}

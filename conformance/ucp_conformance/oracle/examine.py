@@ -22,7 +22,7 @@ from ucp_conformance.oracle.problem import Problem, RefusalError, pointer
 from ucp_conformance.oracle.store import Store, is_key
 from ucp_conformance.oracle.stored_chunks import GROUP_DOCUMENT, SlotChunks, UndecodableError, array_document
 from ucp_conformance.oracle.strict_json import parse
-from ucp_conformance.oracle.update_logs import LOG_KEY, log_problems
+from ucp_conformance.oracle.update_logs import log_problems
 from ucp_conformance.oracle.values import check_value, values_of
 
 __all__ = ["Examination", "Logical", "examine"]
@@ -127,7 +127,7 @@ class Examination:
 
 def examine(path: Path) -> Examination:
     """Look at everything, in the order of the procedures, of a checkpoint or of an update log."""
-    if (path / LOG_KEY).exists():
+    if path.suffix == ".ucplog":
         return Examination(log_problems(path), None)
     found = Collected()
     logical: Logical | None = None

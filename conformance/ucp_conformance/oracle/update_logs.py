@@ -21,7 +21,6 @@ from ucp_conformance.oracle.strict_json import LARGEST, parse, same
 from ucp_conformance.oracle.values import check_value
 
 __all__ = [
-    "LOG_KEY",
     "Batch",
     "Chain",
     "Together",
@@ -81,7 +80,8 @@ class UpdateLog:
     def __init__(self, path: Path) -> None:
         self.store = Store(path)
         if self.store.size(LOG_KEY) is None:
-            raise RefusalError("UCP-E-NOT-FOUND", LOG_KEY)
+            is_left = any(map(_KEYS.fullmatch, self.store.keys()))
+            raise RefusalError("UCP-E-MISSING" if is_left else "UCP-E-NOT-FOUND", LOG_KEY)
         self.id = self.document(LOG_KEY, "update-log")[0]["id"]
         self._epochs: dict[int, tuple[dict[str, Any], str]] = {}
         self._chains: dict[tuple[int, int, int], Chain] = {}
