@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 from ucpformat.distributed.arena import Arena
@@ -44,6 +45,11 @@ _MODES: Final = get_args(WhenBusy)
 
 
 _open: dict[int, BackgroundSaver] = {}
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    """Return the thread that writes the saves of one saver; to start one for each may take longer than its call."""
+    return ThreadPoolExecutor(1, thread_name_prefix="ucp-async-save")
 
 
 def _finish_all() -> None:
@@ -97,6 +103,7 @@ class BackgroundSaver:
         self._kept: KeptSnapshot | None = None
         """What the arena has since the last save was committed."""
         self._pieces: Kept[list[SlotPiece]] = Kept()
+        self._thread = _new_thread()
         self._closed = False
 
     def save(
@@ -131,7 +138,9 @@ class BackgroundSaver:
         waited = time.perf_counter()
         with paused:
             saving = prepare_save(path, describe_state, self._calls, options)
-            work = BackgroundSave(saving, self._writes, self.arena, result, then, self._keep, self._pieces)
+            work = BackgroundSave(
+                saving, self._writes, self.arena, result, then, self._keep, self._pieces, self._thread
+            )
             before, self._kept = self._kept, None
             try:
                 self._last = result
@@ -199,6 +208,7 @@ class BackgroundSaver:
             if not self._closed:
                 self._closed = True
                 _open.pop(id(self), None)
+                self._thread.shutdown()
                 self._copier.close()
                 self.arena.close()
                 self._kept = None
@@ -225,6 +235,7 @@ class BackgroundSaver:
         if self._last is not None and not self._last.done():
             self._last._disown()
         self._copier.forget()
+        self._thread = _new_thread()
         self._kept = None
         self.arena = self._new_arena()  # as with the event of a save: nobody here would release its lock
 

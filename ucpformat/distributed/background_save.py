@@ -16,6 +16,7 @@ from ucpformat.errors import error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import ThreadPoolExecutor
 
     from ucpformat.distributed.arena import Arena
     from ucpformat.distributed.group import Group
@@ -137,6 +138,7 @@ class BackgroundSave:
         then: Callable[[], object] | None,
         keep: Callable[[KeptSnapshot | None], None],
         pieces: Kept[list[SlotPiece]],
+        writes: ThreadPoolExecutor,
     ) -> None:
         self._saving = saving
         self._group = group
@@ -149,8 +151,10 @@ class BackgroundSave:
         self._later: LaterCopies | None = None
         self._queue: queue.SimpleQueue[Sequence[Part] | Batch | BaseException | None] = queue.SimpleQueue()
         self._accounted: queue.SimpleQueue[tuple[float, float, float]] = queue.SimpleQueue()
-        self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._write, name="ucp-async-save", daemon=True)
+        self._writes = writes
+        self._is_given = False
+        self._ends = threading.Lock()
+        """Taken, and never released, by who ends the save: the thread that writes, or the caller where none will."""
         self._copying = threading.Thread(target=self._copy_later, name="ucp-later-copies", daemon=True)
 
     def stage(
@@ -169,15 +173,14 @@ class BackgroundSave:
         """
         staging = time.perf_counter()
         try:
-            self._thread.start()
             saving = self._saving
             pieces = self._pieces.of(saving.cut_by, lambda: list(cut(saving.share(), saving.form)))
             self._snapshot = snapshot = Snapshot(saving, self._arena, copier, kept, pieces)
-            if not snapshot.fits:
-                self._begun.set()
             at_once, later = self._parted(snapshot)
             if later and fences is not None:
                 self._later = self._result._later = LaterCopies(snapshot, later, fences, pacing)
+            if not snapshot.fits:
+                self._give()  # what is written makes room
             for batch in snapshot.batches(at_once):
                 self._hand_on(batch)
                 batch.copied.hold()
@@ -194,14 +197,18 @@ class BackgroundSave:
             if not isinstance(failure, Exception):
                 raise
         finally:
-            # Ctrl-C may come while the thread starts, which then waits for this account.
+            # Last: a thread that is awake takes the interpreter's lock from the call. Ctrl-C may come here, too.
             try:
-                if self._thread.ident is None:
-                    self._thread.start()
+                if not self._is_given:
+                    self._give()
             finally:
-                self._begun.set()
                 now = time.perf_counter()
                 self._accounted.put((now - began, admitted - began, now - staging))
+
+    def _give(self) -> None:
+        """Let the thread write."""
+        self._writes.submit(self._write)
+        self._is_given = True
 
     def _parted(self, snapshot: Snapshot) -> tuple[Sequence[int], dict[frozenset[int], list[int]]]:
         """Return the pieces that are copied in the call, and those that are copied later, by their fences."""
@@ -235,7 +242,7 @@ class BackgroundSave:
 
     def never_began(self, failure: BaseException) -> None:
         """End the save if no thread will, so that no caller waits for it."""
-        if self._thread.ident is None:
+        if not self._is_given and self._ends.acquire(blocking=False):
             if self._later is not None:
                 self._later.stop()
             self._saving.give_up()
@@ -254,8 +261,8 @@ class BackgroundSave:
             self._later.settle()
 
     def _write(self) -> None:
-        # Who starts a thread waits until it runs, and longer if it then works: it would keep the interpreter's lock.
-        self._begun.wait()
+        if not self._ends.acquire(blocking=False):
+            return
         if self._later is not None and self._snapshot is not None and self._snapshot.fits:
             self._copy_later()
         began = time.perf_counter()

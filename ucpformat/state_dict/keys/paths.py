@@ -7,7 +7,7 @@ A step is a `str` (key of a mapping), an `int` (place in a list), or a `NumberKe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -60,7 +60,8 @@ def flatten(state: Mapping[Any, Any], is_tensor: Callable[[object], bool]) -> di
             that contains itself.
         InvalidCheckpointError: ``UCP-E-NAME`` where two paths have one dotted name.
     """
-    leaves = dict(_leaves((), state, is_tensor))
+    leaves: dict[StatePath, object] = {}
+    _enter((), state, is_tensor, leaves)
     names: dict[str, StatePath] = {}
     for path in leaves:
         other = names.setdefault(dotted(path), path)
@@ -69,9 +70,10 @@ def flatten(state: Mapping[Any, Any], is_tensor: Callable[[object], bool]) -> di
     return leaves
 
 
-def _leaves(
-    path: StatePath, value: object, is_tensor: Callable[[object], bool]
-) -> Iterator[tuple[StatePath, object]]:
+def _enter(
+    path: StatePath, value: object, is_tensor: Callable[[object], bool], leaves: dict[StatePath, object]
+) -> None:
+    """Add the leaves of a value, which lies at ``path``."""
     if len(path) > _MAX_STEPS:
         raise error(
             "UCP-E-OBJECT",
@@ -80,12 +82,12 @@ def _leaves(
         )
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _leaves((*path, _step(key, path)), item, is_tensor)
+            _enter((*path, _step(key, path)), item, is_tensor, leaves)
     elif isinstance(value, list) and _is_entered(value, is_tensor):
         for place, item in enumerate(value):
-            yield from _leaves((*path, place), item, is_tensor)
+            _enter((*path, place), item, is_tensor, leaves)
     elif path:
-        yield path, value
+        leaves[path] = value
 
 
 def _step(key: object, path: StatePath) -> Step:
