@@ -45,7 +45,23 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("after", 3), ("compressor", "topk"), ("replica", "yes"), ("pending_bytes", "1"), ("batch", True)],
+        [
+            ("after", 3),
+            ("compressor", "topk"),
+            ("compressor", ucp.TopK),
+            ("replica", "yes"),
+            ("pending_bytes", "1"),
+            ("batch", True),
+            ("batch", None),
+            ("check_every", None),
+            ("check_every", "auto"),
+            ("residuals_every", "auto"),
+            ("keep_full", None),
+            ("state", [1]),
+            ("state", {1: 2}),
+            ("rng", None),
+            ("group", "all"),
+        ],
     )
     def test_options_of_another_kind(self, tmp_path: Path, name: str, value: object) -> None:
         model = nn.Linear(2, 2)
@@ -53,6 +69,47 @@ class TestRefusals:
         with pytest.raises(ucp.MismatchError, match=f"{name}= is "):
             ucp.UpdateLog(tmp_path, model, torch.optim.SGD(model.parameters()), **options)
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("state", 5),
+            ("rng", "no"),
+            ("compressor", 1),
+            ("allow_loss", 1),
+            ("keep_residuals", "x"),
+            ("group", 5),
+        ],
+    )
+    def test_options_of_a_recovery_of_another_kind(self, tmp_path: Path, name: str, value: object) -> None:
+        model = nn.Linear(2, 2)
+        options: Any = {name: value}
+        with pytest.raises(ucp.MismatchError, match=f"{name}= is "):
+            ucp.recover(tmp_path, model, torch.optim.SGD(model.parameters()), **options)
+
+    @pytest.mark.parametrize("run", [None, 5, b"run", "a\0b", []])
+    def test_what_is_no_path(self, run: Any) -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+        for refused in (
+            lambda: ucp.UpdateLog(run, model, optimizer),
+            lambda: ucp.recover(run, model, optimizer),
+            lambda: ucp.CheckpointManager(run),
+            lambda: ucp.save(run, {"step": 1}),
+            lambda: ucp.load(run),
+        ):
+            with pytest.raises(ucp.MismatchError, match="a path or URL is"):
+                refused()
+
+    def test_model_and_optimizer(self, tmp_path: Path) -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+        wrong: list[tuple[Any, Any]] = [(optimizer, model), (None, optimizer), (model, "sgd"), (model, None)]
+        for one, other in wrong:
+            with pytest.raises(ucp.MismatchError, match=r"(model|optimizer)= is an? .* of torch"):
+                ucp.UpdateLog(tmp_path, one, other)
+            with pytest.raises(ucp.MismatchError, match=r"(model|optimizer)= is an? .* of torch"):
+                ucp.recover(tmp_path, one, other)
 
     def test_other_objects_than_were_logged(self, tmp_path: Path) -> None:
         """UCP-R-043: another optimizer, other groups, another model, another state."""
@@ -104,7 +161,24 @@ class TestRefusals:
         ):
             log.step(Closing())
 
-    @pytest.mark.parametrize("density", [0.0, 1.5, float("nan"), "1 %"])
+    def test_a_closure_in_place_of_a_scaler(self, tmp_path: Path) -> None:
+        model = nn.Linear(2, 2)
+        with (
+            ucp.UpdateLog(tmp_path, model, torch.optim.SGD(model.parameters())) as log,
+            pytest.raises(ucp.MismatchError, match=r"GradScaler.*closure"),
+        ):
+            log.step(lambda: 0.0)
+
+    def test_a_gradient_that_cannot_be_compressed_in_place(self) -> None:
+        with pytest.raises(ucp.MismatchError, match="contiguous"):
+            ucp.TopK(0.5).compress(torch.ones(3, 2).t())
+
+    def test_an_option_of_a_compressor(self) -> None:
+        kind: Any = "yes"
+        with pytest.raises(ucp.MismatchError, match="error_feedback= is"):
+            ucp.TopK(0.5, error_feedback=kind)
+
+    @pytest.mark.parametrize("density", [0.0, 1.5, float("nan"), "1 %", True])
     def test_a_density(self, density: Any) -> None:
         with pytest.raises(ucp.MismatchError, match="density"):
             ucp.TopK(density)

@@ -52,16 +52,18 @@ def require_own_recovery(url: str, after: Recovery | None, group: Group) -> None
         raise error("UCP-E-MISMATCH", message, at=url)
 
 
-def goes_on(url: str, epoch: Epoch, before: int | None, path: str) -> bool:
+def goes_on(url: str, epoch: Epoch, after: Recovery | None, path: str | None) -> bool:
     """Return whether an epoch goes on from a checkpoint of its log, with the tensors and groups of the one before."""
-    if before is None:
+    if after is None or after.epoch is None or path is None:
         return False
+    if after.continuation == "lossy":
+        return False  # the checkpoint may have residuals that training goes on without
     with open_checkpoint(path) as checkpoint:
         progress = checkpoint.root.progress
     if progress is None or progress.log is None or progress.log.id != epoch.log:
         return False
     with StoredLog(url) as log:
-        found = log.epoch(before).epoch
+        found = log.epoch(after.epoch).epoch
     return (found.tensors, found.groups) == (epoch.tensors, epoch.groups)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ucpformat.errors import error
 from ucpformat.replay.compressors import compress, residuals_of
-from ucpformat.replay.tracked import flat_elements, local_of, piece_view
+from ucpformat.replay.tracked import flat_elements, follow_buffers, local_of, piece_view
 from ucpformat.update_log.drafts import Captured, StepDraft
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from ucpformat.replay.tracked import Tracked, TrackedState
     from ucpformat.update_log.documents import Epoch, Role
 
-__all__ = ["Capture", "Owned"]
+__all__ = ["BROKEN", "Capture", "Owned"]
+
+BROKEN: Final = (
+    "a step has ended by an error, and nobody knows what it has changed; recover() goes on before it"
+)
 
 Owned = dict[tuple[int, tuple[int, ...], tuple[int, ...]], int]
 """Pieces that a rank logs: their numbers by tensor, offset and shape."""
@@ -63,6 +67,8 @@ class Capture:
         ]
         self._seen: dict[int, bytes] = {}
         self.is_on = False
+        self.is_broken = False
+        """Whether a step has ended by an error when it may have changed parameters already."""
         self.draft: StepDraft | None = None
         self.buffers(None)
 
@@ -75,6 +81,9 @@ class Capture:
         self.is_on = True
         try:
             step()
+        except BaseException:
+            self.is_broken = self.draft is not None
+            raise
         finally:
             self.is_on = False
         found = self.draft or StepDraft(skipped=True)
@@ -89,9 +98,14 @@ class Capture:
         self, optimizer: Optimizer, arguments: tuple[Any, ...], options: Mapping[str, Any]
     ) -> None:
         """Compress and copy gradients; called by the optimizer before it makes a step."""
-        del optimizer
         if not self.is_on:
-            return  # torch makes a step to have states of a fresh optimizer
+            if _is_first_of_torch(optimizer):
+                return
+            message = (
+                "the optimizer was to make a step that is not logged: call step() of the log in place of its own, "
+                "log.step(scaler) in place of that of a GradScaler, and close a log before another one"
+            )
+            raise error("UCP-E-MISMATCH", message)
         if any(one is not None for one in arguments[1:]) or options.get("closure") is not None:
             raise error("UCP-E-MISMATCH", "a step with a closure cannot be logged; call backward() yourself")
         draft = StepDraft()
@@ -113,8 +127,19 @@ class Capture:
                     raise error("UCP-E-MISMATCH", message, at=one.atom)
                 residual = None if self._residuals is None else local_of(self._residuals[one.atom])
                 places = compress(self._compressor, local, residual)
+            if local.is_sparse:
+                self._require_dense_states(optimizer, number)
             self._gradient(draft, number, one, local, places)
         self.draft = draft
+
+    def _require_dense_states(self, optimizer: Optimizer, number: int) -> None:
+        members = zip(optimizer.param_groups, self._state.groups, strict=True)
+        if any(options.get("momentum") and number in group for options, group in members):
+            message = (
+                "the momentum of a sparse gradient is sparse as well, and a checkpoint cannot have it; set that of its "
+                "group to 0, or make the gradient dense"
+            )
+            raise error("UCP-E-MISMATCH", message, at=self._state.tensors[number].atom)
 
     def _gradient(
         self, draft: StepDraft, number: int, one: Tracked, local: torch.Tensor, places: torch.Tensor | None
@@ -146,6 +171,7 @@ class Capture:
 
     def buffers(self, draft: StepDraft | None) -> None:
         """Copy buffers that have changed since they were last looked at; without a draft, look only."""
+        follow_buffers(self._state)
         for index, values in self._logged_here("value"):
             data = values.tobytes()
             if self._seen.get(index) != data:
@@ -165,3 +191,8 @@ class Capture:
             elements = flat_elements(local_of(one.tensor), one.atom)
             for index, piece in self._mine[number]:
                 yield index, piece_view(elements, piece.local, piece.box)
+
+
+def _is_first_of_torch(optimizer: Optimizer) -> bool:
+    """Return whether torch has an optimizer make a step to have its states, at a learning rate of zero."""
+    return not optimizer.state and all(float(group.get("lr", 0.0)) == 0.0 for group in optimizer.param_groups)

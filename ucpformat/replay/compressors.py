@@ -40,17 +40,28 @@ class TopK:
     """
 
     def __init__(self, density: float, *, error_feedback: bool = False) -> None:
-        if not (isinstance(density, int | float) and 0 < density <= 1):
+        if isinstance(density, bool) or not (isinstance(density, int | float) and 0 < density <= 1):
             raise error("UCP-E-MISMATCH", f"a density lies in (0, 1], not {density!r}", at="density")
+        if error_feedback not in (True, False):
+            message = f"error_feedback= is True or False, not {error_feedback!r}"
+            raise error("UCP-E-MISMATCH", message, at="error_feedback")
         self.density = density
         self.residuals: dict[str, Any] | None = {} if error_feedback else None
 
     def compress(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """Make all elements zero but those that are kept; returns the places of these.
 
+        Raises:
+            MismatchError: ``UCP-E-MISMATCH`` for a gradient that is not contiguous: it is changed in place.
+
         >>> ucp.TopK(0.01).compress(torch.ones(200)).numel()
         2
         """
+        if not gradient.is_contiguous():
+            message = (
+                "a gradient that is not contiguous cannot be compressed in place; give a contiguous() one"
+            )
+            raise error("UCP-E-MISMATCH", message)
         flat = gradient.view(-1)
         count = max(1, int(self.density * flat.numel())) if flat.numel() else 0
         places = torch.topk(flat.abs(), count, sorted=False).indices.sort().values

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final, Literal
+
+import torch
 
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
@@ -12,14 +16,15 @@ from ucpformat.replay.replica.options import Replica
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from ucpformat.replay.tracked import TrackedState
     from ucpformat.update_log.documents import Epoch
 
 __all__ = [
     "gradient_bytes",
+    "has_same_groups",
     "require_kinds",
     "require_of_replica",
     "require_same_groups",
-    "require_steps",
     "steps_of_batch",
 ]
 
@@ -27,23 +32,46 @@ _BATCH_BYTES: Final = 1 << 18
 _MOST_STEPS: Final = 64
 
 
-def require_steps(**numbers: object) -> None:
-    """Refuse what is no number of steps; raises ``UCP-E-MISMATCH``."""
-    for name, number in numbers.items():
-        if not (number in ("auto", None) or (type(number) is int and number > 0)):
-            raise error("UCP-E-MISMATCH", f"{name}= is a number of steps, not {number!r}", at=name)
+def _is_number(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
-def require_kinds(after: object, compressor: object, replica: object, pending_bytes: object) -> None:
-    """Refuse what is of another kind than `UpdateLog` takes, before it does anything; raises ``UCP-E-MISMATCH``."""
-    for name, value, is_right, what in (
-        ("after", after, after is None or hasattr(after, "next_epoch"), "what recover() has returned"),
-        ("compressor", compressor, compressor is None or hasattr(compressor, "compress"), "a compressor"),
-        ("replica", replica, isinstance(replica, bool | Replica), "True, False or a Replica"),
-        ("pending_bytes", pending_bytes, type(pending_bytes) is int and pending_bytes >= 0, "a number"),
-    ):
-        if not is_right:
-            raise error("UCP-E-MISMATCH", f"{name}= is {what}, not {value!r}", at=name)
+def _is_optional(kind: str) -> Callable[[object], bool]:
+    return lambda value: value is None or (not isinstance(value, type) and hasattr(value, kind))
+
+
+_STEPS: Final = "a number of steps"
+_KINDS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "model": (lambda value: isinstance(value, torch.nn.Module), "a module of torch"),
+    "optimizer": (lambda value: isinstance(value, torch.optim.Optimizer), "an optimizer of torch"),
+    "state": (
+        lambda value: (
+            value is None or (isinstance(value, Mapping) and all(type(name) is str for name in value))
+        ),
+        'a dict of objects by name, such as {"schedule": schedule}',
+    ),
+    "after": (_is_optional("next_epoch"), "what recover() has returned"),
+    "compressor": (_is_optional("compress"), "a compressor, such as TopK(0.01)"),
+    "replica": (lambda value: isinstance(value, bool | Replica), "True, False or a Replica"),
+    "pending_bytes": (lambda value: type(value) is int and value >= 0, "a number of bytes"),
+    "keep_full": (_is_number, "a number of checkpoints, at least one"),
+    "batch": (lambda value: value == "auto" or _is_number(value), f'{_STEPS}, or "auto"'),
+    "full_every": (lambda value: value in ("auto", None) or _is_number(value), f'{_STEPS}, "auto" or None'),
+    "check_every": (_is_number, _STEPS),
+    "residuals_every": (lambda value: value is None or _is_number(value), f"{_STEPS}, or None"),
+    **dict.fromkeys(
+        ("rng", "keep_residuals", "allow_loss", "allow_other_options"),
+        (lambda value: type(value) is bool, "True or False"),
+    ),
+}
+
+
+def require_kinds(**given: object) -> None:
+    """Refuse arguments of another kind than `UpdateLog` and `recover` take, by name; raises ``UCP-E-MISMATCH``."""
+    for name, value in given.items():
+        is_right, what = _KINDS[name]
+        if not is_right(value):
+            raise error("UCP-E-MISMATCH", f"{name}= is {what}, not {reprlib.repr(value)}", at=name)
 
 
 def require_of_replica(batch: object, residuals: object, mtbf: float | None) -> None:
@@ -60,11 +88,28 @@ def require_of_replica(batch: object, residuals: object, mtbf: float | None) -> 
         raise error("UCP-E-MISMATCH", message, at="compressor")
 
 
-def require_same_groups(optimizer: Optimizer, epoch: Epoch, at: str) -> None:
-    """Refuse an optimizer that was given other parameters than those of an epoch; raises ``UCP-E-MISMATCH``."""
-    sizes = [len(options["params"]) for options in optimizer.param_groups]
-    if sizes != list(map(len, epoch.groups)):
-        message = "the optimizer has other parameter groups than before; begin another log, after recover()"
+def require_scaler(scaler: object) -> None:
+    """Refuse what is no gradient scaler; raises ``UCP-E-MISMATCH``."""
+    if scaler is not None and not hasattr(scaler, "step"):
+        message = (
+            f"step() takes a GradScaler, and not {scaler!r}; a step with a closure cannot be logged: call backward() "
+            "yourself"
+        )
+        raise error("UCP-E-MISMATCH", message, at="scaler")
+
+
+def has_same_groups(optimizer: Optimizer, state: TrackedState) -> bool:
+    """Return whether an optimizer has the parameters that are logged, and no others."""
+    groups = [[id(one) for one in options["params"]] for options in optimizer.param_groups]
+    return groups == [[id(state.tensors[number].tensor) for number in group] for group in state.groups]
+
+
+def require_same_groups(optimizer: Optimizer, state: TrackedState, at: str) -> None:
+    """Refuse an optimizer that was given other parameters than those that are logged; raises ``UCP-E-MISMATCH``."""
+    if not has_same_groups(optimizer, state):
+        message = (
+            "the optimizer has other parameters or groups than before; begin another log, after recover()"
+        )
         raise error("UCP-E-MISMATCH", message, at=at)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from ucpformat.errors import error
@@ -15,24 +17,71 @@ if TYPE_CHECKING:
 
     from ucpformat.jsonio import JsonValue
 
-__all__ = ["RNG", "decoded", "encoded_values", "give_back", "own_values"]
+__all__ = ["RNG", "JobValues", "decoded", "encoded_values", "give_back"]
 
 RNG: Final = "rng"
 """The name of the state of torch's generator on the CPU."""
 
 
-def own_values(state: Mapping[str, Any], *, rng: bool) -> dict[str, Any]:
-    """Return the state dicts of objects by name, values that are none as they are, and torch's generator on the CPU.
+_LATE: Final = ("step", "update", "update_parameters")
+"""Methods of what a loop changes behind the optimizer's step: schedules, scalers, averages, metrics."""
+
+
+class JobValues:
+    """The state dicts of objects by name, other values, and torch's generator on the CPU if ``rng``.
+
+    They are as `look` has found them; what users step behind the optimizer, when `step` has returned, is as it is
+    `now`.
 
     Raises:
         MismatchError: ``UCP-E-MISMATCH`` for an object of the name that the generator has.
     """
-    if RNG in state:
-        raise error("UCP-E-MISMATCH", "the log keeps the generator itself; choose another name", at=RNG)
-    found = {name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in state.items()}
-    if rng:
-        found[RNG] = bytes(torch.get_rng_state().numpy())
-    return found
+
+    def __init__(self, state: Mapping[str, Any], *, rng: bool) -> None:
+        if RNG in state:
+            raise error("UCP-E-MISMATCH", "the log keeps the generator itself; choose another name", at=RNG)
+        self._late = {name: one for name, one in state.items() if _is_stepped_late(one)}
+        self._others = {name: one for name, one in state.items() if name not in self._late}
+        self._rng = rng
+        self.look()
+
+    @property
+    def are_late(self) -> bool:
+        """Whether there are any that change behind the optimizer."""
+        return bool(self._late)
+
+    def look(self) -> None:
+        """Look at those that do not change behind the optimizer."""
+        self._seen = _values(self._others)
+        if self._rng:
+            self._seen[RNG] = bytes(torch.get_rng_state().numpy())
+
+    def now(self) -> dict[str, Any]:
+        """Return all of them."""
+        return {**self._seen, **_values(self._late)}
+
+
+def _is_stepped_late(one: object) -> bool:
+    return hasattr(one, "state_dict") and any(callable(getattr(one, name, None)) for name in _LATE)
+
+
+def _values(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _kept(one.state_dict() if hasattr(one, "state_dict") else one) for name, one in state.items()
+    }
+
+
+def _kept(value: Any) -> Any:
+    """Return a value that later changes of it do not reach: state dicts may have what an object goes on to change."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (dict, OrderedDict):
+        return type(value)((name, _kept(one)) for name, one in value.items())
+    if type(value) in (list, tuple, set, deque):
+        return type(value)(_kept(one) for one in value)
+    return value
 
 
 def encoded_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:

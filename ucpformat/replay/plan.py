@@ -53,6 +53,7 @@ def log_url(run: str | os.PathLike[str]) -> str:
 
 def require_run(run: str | os.PathLike[str]) -> None:
     """Refuse a log where its run is asked for: as a run it would look empty; raises ``UCP-E-MISMATCH``."""
+    local_path(run)  # refuses what is no path
     if name_of(os.fspath(run).rstrip("/")).endswith(SUFFIX):
         message = "this is an update log; give the directory of the run that it lies in"
         raise error("UCP-E-MISMATCH", message, at=os.fspath(run))

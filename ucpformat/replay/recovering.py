@@ -14,6 +14,7 @@ from ucpformat.reader import open_checkpoint
 from ucpformat.replay.begun_options import begun_options, require_same_options
 from ucpformat.replay.compressors import residuals_of
 from ucpformat.replay.exactness import require_replayable
+from ucpformat.replay.log_options import require_kinds
 from ucpformat.replay.own_values import encoded_values, give_back
 from ucpformat.replay.plan import STATELESS, RecoveryPlan, log_url, plan_recovery, require_run
 from ucpformat.replay.replaying import LiveJob, Replay, Replayed, SumsDifferError, own_values_differ
@@ -125,6 +126,10 @@ def recover(
     5
     """
     require_run(run)
+    require_kinds(model=model, optimizer=optimizer, state=state, rng=rng, compressor=compressor)
+    require_kinds(
+        keep_residuals=keep_residuals, allow_loss=allow_loss, allow_other_options=allow_other_options
+    )
     require_replayable(optimizer)
     together = group_of(group)
     url = log_url(run)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -94,7 +95,8 @@ class Replay:
                 continue
             epoch = stored.epoch
             exactness = least_exact((exactness, self._exactness(epoch)))
-            self._epoch(epoch, stop, is_exact=self._exactness(epoch) == "bitwise")
+            with _without_hooks_before_steps(self._job.optimizer):
+                self._epoch(epoch, stop, is_exact=self._exactness(epoch) == "bitwise")
         for one in self._job.tracked.tensors:
             one.tensor.grad = None
         return Replayed(
@@ -180,6 +182,18 @@ class Replay:
                 raise SumsDifferError(self._step, self._good, f"{key} has another sum than the log has")
         self._good = self._step
         self._checked += len(logged)
+
+
+@contextmanager
+def _without_hooks_before_steps(optimizer: Optimizer) -> Iterator[None]:
+    """Keep hooks away from gradients: the log has what they made of them already."""
+    hooks = optimizer._optimizer_step_pre_hooks
+    kept = list(hooks.items())
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
 
 
 def own_values_differ(values: Sequence[Mapping[str, JsonValue]]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,6 +31,7 @@ __all__ = [
     "GroupOptions",
     "Tracked",
     "TrackedState",
+    "follow_buffers",
     "local_of",
     "options_of",
     "piece_view",
@@ -57,6 +58,10 @@ class Tracked:
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    owner: Any = None
+    """The module that has it as a buffer."""
+    name: str = ""
+    """What its owner calls it."""
 
     def described(self) -> LoggedTensor:
         """Return what an epoch says of it."""
@@ -109,7 +114,14 @@ def tracked_state(
     persistent = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers():
         if name in persistent:
-            tensors.append(_tracked(plain_name(name), "value", buffer, group))
+            owner, _, own = name.rpartition(".")
+            tensors.append(
+                replace(
+                    _tracked(plain_name(name), "value", buffer, group),
+                    owner=model.get_submodule(owner),
+                    name=own,
+                )
+            )
     if residuals is not None:
         parameters = [one for one in tensors if one.role == "gradient"]
         tensors += [_residual(one, residuals, group) for one in parameters]
@@ -130,7 +142,23 @@ def _residual(parameter: Tracked, residuals: dict[str, Any], group: Group) -> Tr
 def plain_name(name: str) -> str:
     """Return the name of a parameter without those that wrappers add, as torch's state dicts have it."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
+    return ".".join(parts[1:] if len(parts) > 1 and parts[0] == "module" else parts) or name
+
+
+def follow_buffers(state: TrackedState) -> None:
+    """Take the tensors that modules have as buffers now: a forward may have put others in their places.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for one of another shape or data type.
+    """
+    for one in state.tensors:
+        if one.owner is None or (found := getattr(one.owner, one.name, None)) is one.tensor:
+            continue
+        old = one.tensor
+        if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (old.shape, old.dtype):
+            has = "is gone" if found is None else "has another shape or data type than when the log was begun"
+            raise error("UCP-E-MISMATCH", f"the buffer {has}; recover(), and begin another log", at=one.atom)
+        one.tensor = found
 
 
 def _tracked(name: str, role: Role, tensor: Any, group: Group) -> Tracked:
@@ -151,7 +179,8 @@ def piece_view(elements: NDArray[np.generic], place: Strided, box: Box) -> NDArr
 def flat_elements(local: torch.Tensor, name: str) -> NDArray[np.generic]:
     """Return the elements of a local tensor in host memory, 1-D in row-major order; a copy where they lie otherwise."""
     host = local if local.device.type == "cpu" else local.to("cpu")
-    if type(host) is torch.Tensor and host.dtype in _PLAIN and not host.is_neg():
+    is_plain = type(host) is torch.Tensor and host.layout == torch.strided and host.dtype in _PLAIN
+    if is_plain and not host.is_neg():
         found: NDArray[np.generic] = host.numpy()
         return found.reshape(-1)
     return elements_of(host, at=name).reshape(-1)

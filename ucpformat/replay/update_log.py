@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -14,20 +14,21 @@ from ucpformat.manager import CheckpointManager
 from ucpformat.model.root import LogPosition
 from ucpformat.replay.beginning import begin_epoch, goes_on, require_own_recovery
 from ucpformat.replay.begun_options import begun_options
-from ucpformat.replay.capture import Capture
+from ucpformat.replay.capture import BROKEN, Capture
 from ucpformat.replay.compressors import residuals_of
 from ucpformat.replay.content import checkpoint_bytes, checkpoint_content
 from ucpformat.replay.exactness import require_replayable
 from ucpformat.replay.full_pace import FullPace, LogGrowth
 from ucpformat.replay.log_options import (
     gradient_bytes,
+    has_same_groups,
     require_kinds,
     require_of_replica,
     require_same_groups,
-    require_steps,
+    require_scaler,
     steps_of_batch,
 )
-from ucpformat.replay.own_values import encoded_values, own_values
+from ucpformat.replay.own_values import JobValues, encoded_values
 from ucpformat.replay.plan import log_url, require_run
 from ucpformat.replay.replica.feed import ReplicaFeed, Setting, require_local
 from ucpformat.replay.replica.options import Replica
@@ -55,9 +56,6 @@ if TYPE_CHECKING:
 
 __all__ = ["UpdateLog"]
 
-_STEPPED_LATE: Final = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-"""What users step behind the optimizer; `step` has returned by then."""
-
 
 class UpdateLog:
     """Logs what each step of an optimizer applies, beside full checkpoints, so that a job goes on from the very step.
@@ -72,12 +70,12 @@ class UpdateLog:
 
     ``state`` has objects with a ``state_dict()``, such as a schedule, a scaler or a sampler, whose state dicts are kept
     with every batch; ``rng`` says whether torch's generator on the CPU is. Both are kept as they are when `step`
-    returns; schedules of torch and scalers, which are stepped behind it, as they are at the next forward.
+    returns. What has a method ``step``, ``update`` or ``update_parameters``, as schedules, scalers and averages,
+    changes later: it is kept as at the next forward in training mode that records gradients, or the next `step`.
     ``compressor`` changes gradients before each step (`TopK`). Residuals of one with error feedback are saved in every
     checkpoint, and in the log every ``residuals_every`` steps, where a batch then ends; None is in checkpoints alone.
-    Every ``check_every`` steps sums of the state are kept,
-    by which a recovery proves itself. At most ``pending_bytes`` of captured steps wait to be written: `step` then waits
-    for the disk.
+    Every ``check_every`` steps sums of the state are kept, by which a recovery proves itself. At most ``pending_bytes``
+    of captured steps wait to be written: `step` then waits for the disk.
 
     With ``replica``, True or a `Replica`, steps go to a process beside this one instead of to the disk. It has the
     state in its memory, makes each step again, saves the checkpoints, and outlives this process: `recover` gets the
@@ -126,11 +124,14 @@ class UpdateLog:
         group: object = None,
     ) -> None:
         require_run(run)
-        require_kinds(after, compressor, replica, pending_bytes)
-        require_replayable(optimizer)
-        require_steps(
-            batch=batch, full_every=full_every, check_every=check_every, residuals_every=residuals_every
+        require_kinds(model=model, optimizer=optimizer, after=after, state=state, rng=rng)
+        require_kinds(
+            compressor=compressor, residuals_every=residuals_every, batch=batch, full_every=full_every
         )
+        require_kinds(
+            keep_full=keep_full, check_every=check_every, pending_bytes=pending_bytes, replica=replica
+        )
+        require_replayable(optimizer)
         residuals = residuals_of(compressor)
         self._group = own_group(group)
         if replica:
@@ -141,8 +142,6 @@ class UpdateLog:
         self._model = model
         self._optimizer = optimizer
         self._group_options = GroupOptions(optimizer)
-        self._objects = dict(state or {})
-        self._rng = rng
         self._check_every = check_every
         self._residuals_every = None if residuals is None else residuals_every
         self._tracked = tracked_state(model, optimizer, self._group, residuals)
@@ -154,9 +153,7 @@ class UpdateLog:
             run, keep_last=keep_full, asynchronous=not replica, group=self._group
         )
         self._step = 0 if after is None else after.step
-        self._late = {name: one for name, one in self._objects.items() if isinstance(one, _STEPPED_LATE)}
-        self._immediate = {name: one for name, one in self._objects.items() if name not in self._late}
-        self._values = own_values(self._immediate, rng=self._rng)
+        self._values = JobValues(state or {}, rng=rng)
         saved = None if after is None else after.checkpoint_step
         if after and after.from_replica and saved is None and after.log and after.epoch is not None:
             # The replica could not. Ahead of the epoch, since nothing on the disk leads to the state behind it.
@@ -178,7 +175,7 @@ class UpdateLog:
             self._step,
             gradient_bytes(self._epoch, self._rank) / max(1, whole),
             partial(checkpoint_bytes, optimizer, self._tracked),
-            lambda: self._written_bytes,
+            lambda: self._writer.written_bytes,
         )
         self._pace.begin(self._step, growth)
         self._steps: list[StepDraft] = []
@@ -187,10 +184,8 @@ class UpdateLog:
         self._is_unsettled = False
         self._sums: Sequence[Sum] = ()
         position = LogPosition(self._epoch.log, self._epoch.epoch)
-        on_from = None if after is None or saved is None else (after.epoch, self._manager.path(saved))
-        is_chained = on_from is not None and goes_on(self._url, self._epoch, *on_from)
-        if after is not None and after.continuation == "lossy":
-            is_chained = False  # the checkpoint may have residuals that training goes on without
+        on_from = None if saved is None else self._manager.path(saved)
+        is_chained = goes_on(self._url, self._epoch, after, on_from)
         if saved != self._step or not is_chained:
             self._save_checkpoint(position)
             if not is_chained:
@@ -213,18 +208,16 @@ class UpdateLog:
                 ),
                 model,
                 optimizer,
-                encoded_values(self._values_now()),
+                encoded_values(self._values.now()),
                 most_bytes=pending_bytes,
             )
         else:
             self._writer = BatchWriter(self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes)
         copied = self._writer.copied if isinstance(self._writer, ReplicaFeed) else None
         self._capture = Capture(self._tracked, self._epoch, self._rank, compressor, copied)
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._capture.before_step),
-            # Ahead of FSDP2's own hook, behind which parameters are whole for the time of the forward.
-            model.register_forward_pre_hook(self._settle, prepend=True),
-        ]
+        self._hook = optimizer.register_step_pre_hook(self._capture.before_step)
+        # Ahead of FSDP2's own hook, behind which parameters are whole for the time of the forward.
+        self._forward_hook = model.register_forward_pre_hook(self._at_forward, prepend=True)
 
     @property
     def steps(self) -> int:
@@ -274,10 +267,13 @@ class UpdateLog:
         ...     log.steps
         1
         """
-        if self._is_closed:
-            raise error("UCP-E-MISMATCH", "the log is closed", at=self._url)
+        self._require_going()
+        require_scaler(scaler)
+        require_replayable(self._optimizer)
         self._settle()
-        require_same_groups(self._optimizer, self._epoch, self._url)
+        # Behind the hooks of others, which may change gradients.
+        self._hook.remove()
+        self._hook = self._optimizer.register_step_pre_hook(self._capture.before_step)
         make = self._optimizer.step if scaler is None else partial(scaler.step, self._optimizer)
         draft = self._capture.step(
             partial(self._pace.made, make), with_residuals=self._has_residuals_at(self._step + 1)
@@ -287,13 +283,28 @@ class UpdateLog:
             draft.options = self._options = options
         self._steps.append(draft)
         self._step += 1
-        self._values = own_values(self._immediate, rng=self._rng)
+        self._values.look()
         self._sums = self._sums_now()
         self._is_unsettled = True
-        if isinstance(self._writer, ReplicaFeed) and not self._late:
+        if isinstance(self._writer, ReplicaFeed) and not self._values.are_late:
             self._settle()
 
-    def _settle(self, *_: object) -> None:
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise error("UCP-E-MISMATCH", "the log is closed; recover(), and make another one", at=self._url)
+
+    def _require_going(self) -> None:
+        self._require_open()
+        require_same_groups(self._optimizer, self._tracked, self._url)
+        if self._capture.is_broken:
+            raise error("UCP-E-MISMATCH", BROKEN, at=self._url)
+
+    def _at_forward(self, *_: object) -> None:
+        # A forward that only looks at the model, as for the loss that a schedule goes by, may come before its step.
+        if torch.is_grad_enabled() and self._model.training:
+            self._settle()
+
+    def _settle(self) -> None:
         """End the last step: its batch is handed over, or a checkpoint saved, where that is due.
 
         A schedule makes its step, and a scaler is updated, behind the optimizer's step and before the next forward.
@@ -301,7 +312,8 @@ class UpdateLog:
         if not self._is_unsettled:
             return
         self._is_unsettled = False
-        is_full = self._is_full_due()
+        # A group that was added since is no part of that state.
+        is_full = self._pace.is_due(self._step) and has_same_groups(self._optimizer, self._tracked)
         if self._is_batch_whole() or is_full:
             self._hand_over()
         if is_full:
@@ -310,7 +322,7 @@ class UpdateLog:
     def _sums_now(self) -> Sequence[Sum]:
         """Return sums of the state where the batch ends with this step, and it is time for some."""
         # Ranks may meet in the question, and in `step` all of them are there: one that fails behind it does not wait.
-        is_end = self._is_full_due() or self._is_batch_whole()
+        is_end = self._pace.is_due(self._step) or self._is_batch_whole()
         if not is_end or self._step // self._check_every == self._first_step // self._check_every:
             return ()
         return state_sums(self._tracked, self._optimizer, self._capture.owned)
@@ -321,27 +333,16 @@ class UpdateLog:
     def _is_batch_whole(self) -> bool:
         return len(self._steps) >= self._batch or self._has_residuals_at(self._step)
 
-    def _values_now(self) -> dict[str, Any]:
-        """Return this rank's own values behind the last step."""
-        return {**self._values, **own_values(self._late, rng=False)}
-
     def _hand_over(self) -> None:
         """Give the steps that wait to the writer."""
         if not self._steps:
             return
         first, last = self._first_step, self._first_step + len(self._steps)
-        values = encoded_values(self._values_now())
-        options = self._group_options.now()
+        values = encoded_values(self._values.now())
+        options = self._group_options.now()[: len(self._epoch.groups)]
         changed = None if options == self._options else options
         self._writer.put(BatchDraft(first, self._steps, values, self._sums, changed))
         self._steps, self._first_step = [], last
-
-    def _is_full_due(self) -> bool:
-        return self._pace.is_due(self._step)
-
-    @property
-    def _written_bytes(self) -> int:
-        return 0 if isinstance(self._writer, ReplicaFeed) else self._writer.written_bytes
 
     def full(self) -> None:
         """Save a full checkpoint of the state now, in the background, and remove steps that no recovery needs.
@@ -354,6 +355,7 @@ class UpdateLog:
         >>> ucp.CheckpointManager("run").steps()
         [0, 1]
         """
+        self._require_going()
         # Where a checkpoint is due at this step already, this is it.
         self._is_unsettled = False
         self._hand_over()
@@ -369,7 +371,7 @@ class UpdateLog:
         decided(self._group, self._prune)
 
     def _save_checkpoint(self, position: LogPosition) -> None:
-        content = checkpoint_content(self._model, self._optimizer, self._tracked, self._values_now())
+        content = checkpoint_content(self._model, self._optimizer, self._tracked, self._values.now())
         cadence = self._pace.cadence
         save = partial(self._manager.save, self._step, content, log=position, cadence=cadence, replace=True)
         self._pace.saved(self._step, save)
@@ -391,6 +393,7 @@ class UpdateLog:
         ...     log.durable_step
         1
         """
+        self._require_open()
 
         def write() -> bytes:
             self._settle()
@@ -413,8 +416,8 @@ class UpdateLog:
         if self._is_closed:
             return
         self._is_closed = True
-        for hook in self._hooks:
-            hook.remove()
+        self._hook.remove()
+        self._forward_hook.remove()
         try:
             try:
                 self._settle()

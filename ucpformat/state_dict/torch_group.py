@@ -29,7 +29,7 @@ def group_of(group: object) -> Group:
     """Return ``group`` itself, that of a torch process group, or of the job's default one; without any, this process.
 
     Raises:
-        MismatchError: ``UCP-E-MISMATCH`` where this process is not in the group.
+        MismatchError: ``UCP-E-MISMATCH`` where this process is not in the group, and for what is none.
     """
     if group is not None and hasattr(group, "ranks") and hasattr(group, "all_gather"):
         return group  # type: ignore[return-value]
@@ -38,6 +38,8 @@ def group_of(group: object) -> Group:
         torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized()
     ):
         return OneProcess()
+    if group is not None and not hasattr(group, "rank"):
+        raise error("UCP-E-MISMATCH", f"group= is a process group of torch, not {group!r}", at="group")
     return TorchGroup(group)
 
 

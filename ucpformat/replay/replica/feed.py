@@ -130,6 +130,11 @@ class ReplicaFeed:
         return self._durable
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of the log on the disk, of which there are none."""
+        return 0
+
+    @property
     def process(self) -> int:
         """The replica's number among the processes of this machine."""
         return self._link.process.pid

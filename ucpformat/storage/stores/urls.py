@@ -65,8 +65,13 @@ def local_path(url: str | os.PathLike[str]) -> str | None:
     """Return the local path that ``url`` is, or names by ``file://``; None where it is reached through fsspec.
 
     A leading ``~`` is the home directory, as in a shell; a directory of that name is ``./~``.
+
+    Raises:
+        MismatchError: ``UCP-E-MISMATCH`` for what is no path or URL.
     """
-    text = os.fspath(url)
+    text = os.fspath(url) if isinstance(url, os.PathLike) else url
+    if not isinstance(text, str) or "\0" in text:
+        raise error("UCP-E-MISMATCH", f"a path or URL is a str, or a pathlib.Path, and not {url!r}")
     if "::" not in text:
         for prefix in _LOCAL:
             if text.startswith(prefix):
