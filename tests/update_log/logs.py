@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,9 @@ EPOCH = Epoch(
 
 @dataclass
 class LogMaker:
-    """A log in a directory; every batch goes on from the one before it of its rank."""
+    """A log in a directory, or at a URL; every batch goes on from the one before it of its rank."""
 
-    path: Path
+    path: Any
     epochs: dict[int, tuple[Epoch, str]] = field(default_factory=dict)
     previous: dict[tuple[int, int], str] = field(default_factory=dict)
 

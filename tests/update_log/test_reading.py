@@ -91,9 +91,9 @@ def test_an_object_store_takes_a_log(name: str) -> None:
     place.create("log.json", [memoryview(json.dumps({}).encode())])
     with pytest.raises(UcpError, match="UCP-E-EXISTS"):
         place.create("log.json", [memoryview(b"{ }")])
-    place.remove("log.json")
+    place.remove(["log.json"])
     place.create("log.json", [memoryview(b"{}")])
-    place.remove("log.json")
+    place.remove(["log.json"])
 
 
 class TestTorn:

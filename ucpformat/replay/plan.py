@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -173,10 +172,10 @@ def plan_with_log(
     """Return what `plan_recovery` does, for the log of a run that is open."""
     directory = open_run(run)
     steps = directory.steps()[::-1]
-    if log.keys.batches and not steps:
+    if not steps and log.has_batches():
         message = "the log has steps, and the run no checkpoint to begin with: it was removed"
         raise error("UCP-E-LOG", message, at=log.url)
-    if not (log.keys.epochs and log.keys.batches):
+    if not log.has_batches():
         return _begun(log, directory, steps)
     log.branch()  # what is wrong with documents of the log is no fault of a checkpoint
     found: list[Candidate] = []
@@ -189,6 +188,7 @@ def plan_with_log(
                 message = f"the log leads from it to step {candidate.stop_step} only"
                 raise error("UCP-E-LOG", message, at=path)
         except UcpError as problem:
+            _require_answer(problem, log)
             faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
             continue
         if not found:
@@ -216,8 +216,11 @@ def _begun(log: StoredLog, directory: RunDirectory, steps: list[int]) -> Recover
     for step in steps:
         path = directory.path(step)
         position = None
-        with suppress(UcpError), open_checkpoint(path) as checkpoint:
-            position = _position(log, checkpoint, path)
+        try:
+            with open_checkpoint(path) as checkpoint:
+                position = _position(log, checkpoint, path)
+        except UcpError as problem:
+            _require_answer(problem, log)
         try:
             if position is not None:
                 require_on_branch(branch, position.epoch, step, path)
@@ -236,11 +239,19 @@ def oldest_usable(log: StoredLog, directory: RunDirectory, steps: Iterable[int])
     branch = log.branch()
     for step in sorted(steps):
         path = directory.path(step)
-        with suppress(UcpError), open_checkpoint(path) as checkpoint:
-            position = _position(log, checkpoint, path)
-            require_on_branch(branch, position.epoch, step, path)
-            return step
+        try:
+            with open_checkpoint(path) as checkpoint:
+                require_on_branch(branch, _position(log, checkpoint, path).epoch, step, path)
+                return step
+        except UcpError as problem:
+            _require_answer(problem, log)
     return None
+
+
+def _require_answer(problem: UcpError, log: StoredLog) -> None:
+    """Raise again what says that an object store has not answered: that is no fault of what lies there."""
+    if log.store.is_remote and problem.code == "UCP-E-STORE":
+        raise problem
 
 
 def _position(log: StoredLog, checkpoint: Checkpoint, path: str) -> LogPosition:

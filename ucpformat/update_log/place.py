@@ -26,7 +26,9 @@ from ucpformat.storage.stores.urls import local_path, name_of, open_store, open_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ucpformat.storage.stores.remote.store import RemoteStore
     from ucpformat.storage.stores.store import Objects
+    from ucpformat.update_log.objects import LogObjects
 
 __all__ = [
     "LOG_KEY",
@@ -98,14 +100,14 @@ def has_log(url: str) -> bool:
     try:
         # Elsewhere nothing is listed: a checkpoint may have many objects.
         is_named_so = name_of(url.rstrip("/")).endswith(SUFFIX)
-        return store.size(LOG_KEY) is not None or (is_named_so and _is_left(store))
+        return store.head(LOG_KEY, 1) is not None or (is_named_so and _is_left(store))
     except UcpError:
         return False
     finally:
         store.close()
 
 
-def require_document(store: Objects) -> None:
+def require_document(store: Objects | LogObjects) -> None:
     """Refuse what is left of a log without its document, whose steps would be lost without a word.
 
     Raises:
@@ -120,7 +122,7 @@ def require_document(store: Objects) -> None:
         raise error("UCP-E-MISSING", message, at=LOG_KEY)
 
 
-def _is_left(store: Objects) -> bool:
+def _is_left(store: Objects | LogObjects) -> bool:
     """Return whether there are epochs or batches."""
     found = sorted_keys(store.keys())
     return bool(found.epochs or found.batches)
@@ -135,6 +137,11 @@ class LogPlace:
         path = local_path(url)
         self._directory = None if path is None else Path(path).absolute()
         self._durable: set[str] = set()
+        self._remote: RemoteStore | None = None
+        if path is None:
+            from ucpformat.storage.stores.remote.store import RemoteStore
+
+            self._remote = self.store if isinstance(self.store, RemoteStore) else None
 
     def close(self) -> None:
         """Release file handles."""
@@ -146,8 +153,9 @@ class LogPlace:
 
     def has(self, key: str) -> bool:
         """Return whether there is an object."""
-        if self._directory is None:
-            return self.store.size(key) is not None
+        if self._remote is not None:
+            # By one request: the size of what is not there may take two.
+            return self._remote.head(key, 1) is not None
         with translated(key):
             try:
                 os.lstat(f"{self._directory}/{key}")
@@ -162,12 +170,9 @@ class LogPlace:
             StoreError: ``UCP-E-EXISTS`` where there is one; ``UCP-E-STORE`` where the medium fails, or creates nothing
                 exclusively.
         """
-        if self._directory is None:
-            from ucpformat.storage.stores.remote.store import RemoteStore
-
-            if isinstance(self.store, RemoteStore):
-                self.store.require_exclusive()
-            self.store.create(key, buffers)
+        if self._remote is not None:
+            self._remote.require_exclusive()
+            self._remote.create_apart(key, buffers)
             return
         # Strings, since a path of pathlib takes as long as the calls of the system do.
         path = f"{self._directory}/{key}"
@@ -204,13 +209,14 @@ class LogPlace:
                             found.append(path)
         return found
 
-    def remove(self, key: str) -> None:
-        """Remove an object; silent where it is gone."""
-        if self._directory is None:
-            self.store.remove(key)
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove objects; silent where one is gone."""
+        if self._remote is not None:
+            self._remote.remove_all(keys)
             return
-        with translated(key), suppress(FileNotFoundError):
-            os.unlink(self._directory / key)
+        for key in keys:
+            with translated(key), suppress(FileNotFoundError):
+                os.unlink(f"{self._directory}/{key}")
 
 
 def _give_name(staged: str, path: str) -> None:

@@ -32,8 +32,7 @@ def prune(log: StoredLog, place: LogPlace, oldest: int, *, dry: bool = False) ->
     needless = needless_batches(log, oldest)
     sizes = {key: log.store.size(batch_key(key)) or 0 for key in log.keys.batches}
     if not dry:
-        for key in needless:
-            place.remove(batch_key(key))
+        place.remove(map(batch_key, needless))
     freed = sum(sizes[key] for key in needless)
     return Pruned(len(needless), freed, len(sizes) - len(needless), sum(sizes.values()) - freed)
 

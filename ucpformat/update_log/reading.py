@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from ucpformat.errors import Problem, UcpError, error
 from ucpformat.jsonio import MAX_BYTES
@@ -11,13 +12,14 @@ from ucpformat.model.dtype import dtype
 from ucpformat.model.references import sha256_digest
 from ucpformat.model.values import decode
 from ucpformat.storage.checksum import crc32c
-from ucpformat.storage.stores.urls import open_store
 from ucpformat.update_log.batch import PREFIX_BYTES, parse_header, read_prefix
 from ucpformat.update_log.documents import Epoch, LogDocument
 from ucpformat.update_log.forms import entry_bytes
+from ucpformat.update_log.objects import LogObjects
 from ucpformat.update_log.place import (
     LOG_KEY,
     BatchKey,
+    LogKeys,
     batch_key,
     epoch_key,
     require_document,
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ucpformat.jsonio import JsonValue
-    from ucpformat.storage.stores.store import Objects
     from ucpformat.update_log.batch import BatchHeader, StepRecord
 
 __all__ = ["Chain", "RankStep", "StoredBatch", "StoredEpoch", "StoredLog", "Stretch"]
+
+_HEADER_BYTES: Final = 1 << 16
+"""What is fetched of a batch of which the header is wanted: that of most."""
 
 
 class StoredEpoch(NamedTuple):
@@ -106,7 +110,7 @@ class StoredLog:
 
     def __init__(self, url: str, *, verify: bool = True) -> None:
         self.url = url
-        self.store: Objects = open_store(url)
+        self.store = LogObjects(url)
         try:
             data = self._document(LOG_KEY)
             if data is None:
@@ -114,7 +118,7 @@ class StoredLog:
                 message = "there is no log here; a log is a directory with a log.json"
                 raise error("UCP-E-NOT-FOUND", message, at=url)
             self.document = LogDocument.parse(data, at=LOG_KEY)
-            self.keys = sorted_keys(self.store.keys())
+            self.keys = self._keys()
         except BaseException:
             self.store.close()
             raise
@@ -134,12 +138,31 @@ class StoredLog:
         self.store.close()
 
     def _document(self, key: str) -> bytes | None:
-        size = self.store.size(key)
-        if size is None:
-            return None
-        if size > MAX_BYTES:
+        data = self.store.document(key, MAX_BYTES)
+        if data is not None and len(data) > MAX_BYTES:
+            size = self.store.size(key)
             raise error("UCP-E-LIMIT", f"the document has {size} bytes, more than {MAX_BYTES}", at=key)
-        return self.store.read(key, 0, size)
+        return data
+
+    def _keys(self) -> LogKeys:
+        """Return what lies in the log; a listing of an object store may be late to show the epoch that is newest."""
+        found = sorted_keys(self.store.keys())
+        while self.store.is_remote:
+            following = found.epochs[-1] + 1 if found.epochs else 0
+            if not self.store.has(epoch_key(following)):
+                break
+            found.epochs.append(following)
+        return found
+
+    def has_batches(self) -> bool:
+        """Return whether there are batches; raises as `epoch`."""
+        if self.keys.batches or not (self.store.is_remote and self.keys.epochs):
+            return bool(self.keys.batches)
+        newest = self.epoch(self.keys.epochs[-1]).epoch
+        return any(
+            self.store.has(batch_key(BatchKey(newest.epoch, rank, newest.first_step)))
+            for rank in range(newest.ranks)
+        )
 
     def epoch(self, number: int) -> StoredEpoch:
         """Return an epoch.
@@ -207,36 +230,72 @@ class StoredLog:
         there = there[max(0, sum(first <= begin for first in there) - 1) :]
         chain = Chain(there[0] if there else stored.epoch.first_step)
         previous = stored.digest if chain.first_step == stored.epoch.first_step else None
-        while there and chain.fault is None:
-            here = there.pop(0)
-            key = BatchKey(number, rank, here)
-            if here > chain.stop_step:
-                at = batch_key(BatchKey(number, rank, chain.stop_step))
-                chain.fault = Problem("UCP-E-LOG", at, "the batch is missing, and there are others behind it")
-                there.insert(0, here)
-                break
-            if here < chain.stop_step:
-                chain.fault = Problem("UCP-E-LOG", batch_key(key), "it begins within the batch before it")
-                break
-            try:
-                if (key, previous) not in self._batches:
-                    self._batches[key, previous] = self._batch(key, stored.epoch, previous)
-                batch = self._batches[key, previous]
-            except UcpError as refusal:
-                chain.fault = refusal.problem()
-                break
-            if batch is None:
-                chain.is_torn = True
-                chain.fault = Problem("UCP-E-LOG", batch_key(key), "the batch is shorter than it says")
-                break
-            chain.batches.append(batch)
-            previous = batch.digest
+        checked = {key for key, _ in self._batches}
+        keys = [BatchKey(number, rank, first) for first in there]
+        names = [batch_key(key) for key in keys if key not in checked]
+        # Of a batch whose steps are not looked at the header is enough.
+        most = {} if self._is_verified else {"most": _HEADER_BYTES}
+        with closing(self.store.ahead(names, **most)) as ahead:
+            while chain.fault is None and (there or self._is_late(number, rank, chain.stop_step)):
+                here = there.pop(0) if there else chain.stop_step
+                key = BatchKey(number, rank, here)
+                if here > chain.stop_step:
+                    there.insert(0, here)
+                    if self._is_late(number, rank, chain.stop_step):
+                        there.insert(0, chain.stop_step)
+                        continue
+                    at = batch_key(BatchKey(number, rank, chain.stop_step))
+                    message = "the batch is missing, and there are others behind it"
+                    chain.fault = Problem("UCP-E-LOG", at, message)
+                    break
+                if here < chain.stop_step:
+                    chain.fault = Problem("UCP-E-LOG", batch_key(key), "it begins within the batch before it")
+                    break
+                if key in keys and key not in checked:
+                    next(ahead)
+                try:
+                    if (key, previous) not in self._batches:
+                        self._batches[key, previous] = self._batch(key, stored.epoch, previous)
+                    batch = self._batches[key, previous]
+                except UcpError as refusal:
+                    if self.store.is_remote and refusal.code == "UCP-E-STORE":
+                        raise  # nothing is known of the batch
+                    chain.fault = refusal.problem()
+                    break
+                if batch is None:
+                    chain.is_torn = True
+                    chain.fault = Problem("UCP-E-LOG", batch_key(key), "the batch is shorter than it says")
+                    break
+                chain.batches.append(batch)
+                previous = batch.digest
         chain.behind = there
         self._chains[number, rank, begin] = chain
         return chain
 
+    def _is_late(self, number: int, rank: int, step: int) -> bool:
+        """Return whether an object store has a batch that its listing does not show: it may be late with the last ones.
+
+        Others of a rank than the last one of the log are looked for where one is missing.
+        """
+        is_open = not self.keys.epochs or number == self.keys.epochs[-1]
+        return self.store.is_remote and is_open and self.store.has(batch_key(BatchKey(number, rank, step)))
+
     def _batch(self, key: BatchKey, epoch: Epoch, previous: str | None) -> StoredBatch | None:
-        """Return a batch that was checked, None where it is torn; raises what is wrong with it."""
+        """Return a batch that was checked, None where it is torn; raises what is wrong with it.
+
+        What comes from an object store may be harmed on its way, where nobody looks: it is fetched once more.
+        """
+        try:
+            found = self._checked(key, epoch, previous)
+            if found is not None or not self.store.is_remote:
+                return found
+        except UcpError as refusal:
+            if not self.store.is_remote or refusal.code == "UCP-E-STORE":
+                raise
+        self.store.drop(batch_key(key))
+        return self._checked(key, epoch, previous)
+
+    def _checked(self, key: BatchKey, epoch: Epoch, previous: str | None) -> StoredBatch | None:
         name = batch_key(key)
         size = self.store.size(name) or 0
         prefix = read_prefix(self.store.read(name, 0, min(size, PREFIX_BYTES)), at=name)
@@ -277,13 +336,22 @@ class StoredLog:
         """
         start = batch.start
         for number, record in enumerate(batch.header.steps):
-            data = memoryview(self.store.read(batch.key, start, start + record.length))
-            start += record.length
             at = f"{batch.key}#/steps/{number}"
-            if crc32c(data) != record.checksum:
-                message = "the bytes of the step do not match their checksum"
-                raise error("UCP-E-CHECKSUM", message, at=at)
+            try:
+                data = self._step(batch.key, start, record, at)
+            except UcpError as refusal:
+                if not self.store.is_remote or refusal.code == "UCP-E-STORE":
+                    raise
+                self.store.drop(batch.key)
+                data = self._step(batch.key, start, record, at)
+            start += record.length
             yield RankStep(batch.header.rank, record, data, at)
+
+    def _step(self, key: str, start: int, record: StepRecord, at: str) -> memoryview:
+        data = memoryview(self.store.read(key, start, start + record.length))
+        if crc32c(data) != record.checksum:
+            raise error("UCP-E-CHECKSUM", "the bytes of the step do not match their checksum", at=at)
+        return data
 
 
 def _require_length(step: StepRecord, epoch: Epoch, at: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -91,14 +92,14 @@ def _as_json(step: RankStep) -> JsonValue:
 
 def steps_from(log: StoredLog, chain: Chain, begin: int) -> Iterator[RankStep]:
     """Yield the steps of a rank from one on, each with the options that hold for it."""
-    for batch in chain.batches:
-        if batch.header.stop_step <= begin:
-            continue
-        options = None
-        for number, step in enumerate(log.steps_of(batch), batch.header.first_step):
-            options = step.record.options or options
-            if number >= begin:
-                yield step if options is None else step.with_options(options)
+    batches = [batch for batch in chain.batches if batch.header.stop_step > begin]
+    with closing(log.store.ahead([batch.key for batch in batches])) as ahead:
+        for batch, _ in zip(batches, ahead, strict=True):
+            options = None
+            for number, step in enumerate(log.steps_of(batch), batch.header.first_step):
+                options = step.record.options or options
+                if number >= begin:
+                    yield step if options is None else step.with_options(options)
 
 
 class WholeStep(NamedTuple):

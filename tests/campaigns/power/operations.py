@@ -135,7 +135,7 @@ def _log(path: Path) -> None:
             maker.batch(number, rank, step)
         done(f"run/{LOG}@{step + 1}")
     for rank in (0, 1):
-        maker.place.remove(f"batches/0/{rank}/0.batch")
+        maker.place.remove([f"batches/0/{rank}/0.batch"])
 
 
 def _source(path: Path) -> None:

@@ -205,6 +205,11 @@ class LocalObjects:
                 for name in files + [name for name in names if (base / name).is_symlink()]:
                     yield (base / name).relative_to(self._root).as_posix()
 
+    def lengths(self) -> Iterator[tuple[str, int | None]]:
+        """Yield keys with the lengths of their files."""
+        for key in self.keys():
+            yield key, self.size(key)
+
     @contextmanager
     def sharable(self, key: str) -> Iterator[LinkSource]:
         """Provide an object that another store may link to, open."""

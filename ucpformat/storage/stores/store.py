@@ -166,6 +166,10 @@ class Objects(Protocol):
         """Yield all keys, in no order; directories are not keys."""
         ...
 
+    def lengths(self) -> Iterator[tuple[str, int | None]]:
+        """Yield all keys with the lengths of their objects in bytes, None where a listing does not say it."""
+        ...
+
     def sharable(self, key: str) -> AbstractContextManager[Sharable]:
         """Provide an object of a committed checkpoint that another one may share; ``UCP-E-MISSING`` as `read`."""
         ...

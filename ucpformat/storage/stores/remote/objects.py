@@ -168,3 +168,16 @@ class RemoteObjects:
             found = self._filesystem.find(self._path) if self._filesystem.exists(self._path) else []
         for path in found:
             yield path.removeprefix(base)
+
+    def lengths(self) -> Iterator[tuple[str, int | None]]:
+        """Yield all keys below the URL with the lengths of their objects, by one listing."""
+        with translated(self._url), self._turn:
+            self._filesystem.invalidate_cache()
+            base = self._filesystem._strip_protocol(self._path).rstrip("/") + "/"
+            try:
+                found = self._filesystem.find(self._path, detail=True)
+            except FileNotFoundError:
+                found = {}
+        for path, facts in found.items():
+            size = facts.get("size")
+            yield path.removeprefix(base), None if size is None else int(size)

@@ -181,6 +181,24 @@ class RemoteStore(RemoteObjects):
                 raise
             self._sign_of_life()
 
+    def create_apart(self, key: str, buffers: Sequence[memoryview]) -> None:
+        """Write a whole new object, exclusively, that is part of no attempt: `discard` leaves it, nothing is noted."""
+        with writing(key):
+            self._make_directory(key)
+            self._puts.put(self._full(key), b"".join(buffers))
+
+    def remove_all(self, keys: Iterable[str]) -> None:
+        """Remove objects, many by one request where the medium can; silent where some are gone."""
+        paths = [self._full(key) for key in keys]
+        with translated(self.url):
+            try:
+                if paths:
+                    self._filesystem.rm(paths)
+            except FileNotFoundError:
+                for path in paths:
+                    with suppress(FileNotFoundError):
+                        self._filesystem.rm_file(path)
+
     def replace(self, key: str, buffers: Sequence[memoryview]) -> None:
         """Write a whole object, whatever lies there; a medium of files may show half of it meanwhile."""
         with writing(key):
