@@ -51,7 +51,10 @@ export class DirectoryLogSink {
     });
   }
 
-  /** Makes a directory and those above it, and their names durable, whoever has made them. */
+  /**
+   * Makes a directory and those above it, and their names durable, whoever has made them.
+   * @param {string} folder
+   */
   #makeDirectory(folder) {
     if (this.#directories.has(folder)) return;
     const topmost = mkdirSync(folder, {recursive: true}) ?? this.path;

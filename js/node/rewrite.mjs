@@ -27,11 +27,12 @@ export function rewrite(from, path, storage) {
     }
     const copied = [...root.document.get('extensions')] // UCP-W-031, UCP-W-032
       .filter(([, extension]) => extension.get('safe_to_copy') === true);
+    /** @param {import('../lib/documents.mjs').Slot} slot */
     const layoutOf = (slot) => {
       const layout = source.layoutOf(slot);
       return layout && {...layout, place: slot.place};
     };
-    /** @returns {import('./write.mjs').SlotInput} */
+    /** @type {(atom: import('../lib/documents.mjs').Atom, slot: import('../lib/documents.mjs').Slot) => import('./write.mjs').SlotInput} */
     const slotInput = (atom, slot) => ({
       dtype: slot.dtype.name,
       shape: slot.shape,

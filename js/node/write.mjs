@@ -31,23 +31,27 @@ const PACK_BYTES = 2 ** 32;
 
 /** @typedef {import('../lib/mesh.mjs').Mesh} Mesh */
 /** @typedef {import('../lib/layout.mjs').Step} Step */
+/** @typedef {import('../lib/layout.mjs').Place} Place */
+/** @typedef {import('../lib/documents.mjs').Atom} Atom */
+/** @typedef {import('../lib/documents.mjs').Slot} Slot */
+/** @typedef {import('./sources.mjs').Source} Source */
 
 /**
  * @typedef {object} SlotInput
  * @property {string} dtype
  * @property {number[]} shape
- * @property {(slot: import('../lib/documents.mjs').Slot) => import('./sources.mjs').Source} open
- * @property {{mesh: Mesh, steps: Step[], place?: import('../lib/layout.mjs').Place | null} | null} [layout] to be recorded
- * @property {Map | null} [compressor]
+ * @property {(slot: Slot) => Source} open
+ * @property {{mesh: Mesh, steps: Step[], place?: Place | null} | null} [layout] to be recorded
+ * @property {Map<string, any> | null} [compressor]
  * @property {string | null} [content] the digest that its bytes have to have
- * @property {Map} [annotations]
+ * @property {Map<string, any>} [annotations]
  */
 /**
  * @typedef {object} AtomInput
  * @property {string} name
  * @property {string} [key] chosen from the name if absent
  * @property {string[]} [aliases]
- * @property {Map} [annotations]
+ * @property {Map<string, any>} [annotations]
  * @property {Map<string, SlotInput>} slots
  */
 /**
@@ -58,22 +62,33 @@ const PACK_BYTES = 2 ** 32;
  * @property {number | null} [step]
  * @property {Map<string, any> | null} [log] position in an update log, as the root document has it
  * @property {AtomInput[]} atoms
- * @property {Map} [values] tagged values
- * @property {Map} [optimizers] as in the state document
+ * @property {Map<string, any>} [values] tagged values
+ * @property {Map<string, any>} [optimizers] as in the state document
  * @property {Map<string, {mediaType: string, bytes: Uint8Array}>} [blobs]
- * @property {Map} [annotations] of the root
- * @property {Map} [extensions]
- * @property {Map} [stateAnnotations]
- * @property {Map} [pipeline] as in the state document
- * @property {Map<string, {image: Map, contents: Uint8Array[]}>} [images] as there, and bytes of files
+ * @property {Map<string, any>} [annotations] of the root
+ * @property {Map<string, any>} [extensions]
+ * @property {Map<string, any>} [stateAnnotations]
+ * @property {Map<string, any>} [pipeline] as in the state document
+ * @property {Map<string, {image: Map<string, any>, contents: Uint8Array[]}>} [images] as there, and bytes of files
  * @property {number} [partAtoms] most atoms of an index part
  * @property {number} [packBytes] length after which a new pack begins
+ */
+/**
+ * @typedef {object} PreparedPart an index part, before its chunks are written
+ * @property {Map<string, any>} document
+ * @property {Pick<import('../lib/root.mjs').Part, 'first' | 'last' | 'atoms'>} part
+ * @property {Atom[]} atoms as they are read from the document
+ * @property {AtomInput[]} inputs that they are made of, in the same order
  */
 
 /** Chooses keys of atoms: the name where it can be one, else one that begins like it. */
 class AtomKeys {
   #taken = new Set();
 
+  /**
+   * @param {string} name
+   * @param {string} [wanted]
+   */
   choose(name, wanted = name) {
     const hash = createHash('sha256').update(name).digest('hex');
     const stem = name.replace(/[^A-Za-z0-9_-]/g, '-').replace(/^_+/, '').slice(0, 64);
@@ -88,21 +103,38 @@ class AtomKeys {
 
 /** Meshes and layouts of the root, each once. */
 class Layouts {
+  /** @type {Mesh[]} */
   meshes = [];
+  /** @type {{mesh: number, steps: Step[]}[]} */
   layouts = [];
 
+  /**
+   * The index of a value, which is added where it is new.
+   * @template T
+   * @param {T[]} list
+   * @param {T} value
+   */
   static #index(list, value) {
     const text = JSON.stringify(value);
     const found = list.findIndex((other) => JSON.stringify(other) === text);
     return found >= 0 ? found : list.push(value) - 1;
   }
 
+  /**
+   * The index of a layout.
+   * @param {{mesh: Mesh, steps: Step[]}} layout
+   */
   add({mesh, steps}) {
     return Layouts.#index(this.layouts, {mesh: Layouts.#index(this.meshes, mesh), steps});
   }
 }
 
-/** The atom as it stands in an index part, without content digests. */
+/**
+ * The atom as it stands in an index part, without content digests.
+ * @param {AtomInput} atom
+ * @param {string} key
+ * @param {Layouts} layouts
+ */
 function atomDocument(atom, key, layouts) {
   const slots = [...atom.slots].sort(([a], [b]) => compareUtf8(a, b));
   return object({
@@ -116,23 +148,37 @@ function atomDocument(atom, key, layouts) {
       compressor: slot.compressor ?? undefined,
       annotations: slot.annotations,
     })])),
-    aliases: atom.aliases?.length > 0 ? [...atom.aliases] : undefined,
+    aliases: atom.aliases?.length ? [...atom.aliases] : undefined,
     annotations: atom.annotations,
   });
 }
 
-/** Refuses slots that do not go together in their buffers (UCP-D-073 to UCP-D-075). */
+/**
+ * Refuses slots that do not go together in their buffers (UCP-D-073 to UCP-D-075).
+ * @param {PreparedPart[]} parts
+ * @param {Layouts} layouts
+ */
 function checkBuffers(parts, {meshes, layouts}) {
   if (unlikeInGroup(layouts).length > 0) {
     throw new UcpError('UCP-E-LAYOUT', '', 'layouts of one buffer differ behind the concat');
   }
   const tensors = parts.flatMap(({atoms}) => atoms.flatMap((atom) => atom.slots))
-    .filter((slot) => slot.place).map((slot) => tensorOf(slot, layouts[slot.layout], meshes));
+    .flatMap(({place, layout, ...slot}) => (place && layout !== null ? [tensorOf({...slot, place}, layouts[layout], meshes)] : []));
   const [fault] = bufferFaults(tensors);
   if (fault) throw new UcpError('UCP-E-LAYOUT', fault.at, fault.detail);
 }
 
-/** Refuses an input that would make documents that readers refuse (UCP-S-005). */
+/**
+ * What was given for a slot of a document, which is made of just these.
+ * @param {AtomInput} atom
+ * @param {Slot} slot
+ */
+const inputOf = (atom, slot) => /** @type {SlotInput} */ (atom.slots.get(slot.name));
+
+/**
+ * Refuses an input that would make documents that readers refuse (UCP-S-005).
+ * @param {CheckpointInput} input
+ */
 function prepare(input) {
   const problems = new Problems();
   const layouts = new Layouts();
@@ -148,20 +194,19 @@ function prepare(input) {
     throw new UcpError('UCP-E-LIMIT', '', 'chunk_bytes is not between 16 and 2^30');
   }
   const size = input.partAtoms ?? PART_ATOMS;
+  /** @type {PreparedPart[]} */
   const parts = [];
   for (let start = 0; start < documents.length; start += size) {
     const document = new Map([['atoms', documents.slice(start, start + size)]]);
     if (!checkSchema('index', document, '', problems)) problems.raise();
     const inputs = sorted.slice(start, start + size);
-    const part = {
-      first: inputs[0].name, last: inputs.at(-1).name, atoms: inputs.length, index: {key: ''},
-    };
-    const atoms = readAtoms(document, part, '', root, problems) ?? [];
+    const part = {first: inputs[0].name, last: inputs[inputs.length - 1].name, atoms: inputs.length};
+    const atoms = readAtoms(document, {...part, index: {key: ''}}, '', root, problems) ?? [];
     problems.raise();
     names.add(atoms, problems);
     problems.raise();
     atoms.forEach((atom, i) => atom.slots.forEach((slot) => {
-      const {layout} = inputs[i].slots.get(slot.name);
+      const {layout} = inputOf(inputs[i], slot);
       if (layout) checkLayout(layout.mesh, layout.steps, slot.shape, slot.at, layout.place, slot.dtype);
       requireWritten(slot.compressor, slot.at);
     }));
@@ -180,7 +225,11 @@ function progressOf({step, log}) {
   return object({step: Number.isInteger(step) ? step : undefined, log: log ?? undefined});
 }
 
-/** The state document, or null where there is nothing to say; blobs refer to their keys. */
+/**
+ * The state document, or null where there is nothing to say; blobs refer to their keys.
+ * @param {CheckpointInput} input
+ * @param {string} attempt
+ */
 function stateDocument(input, attempt) {
   const {
     values = new Map(), optimizers = new Map(), blobs = new Map(), images = new Map(),
@@ -192,15 +241,16 @@ function stateDocument(input, attempt) {
   const references = [...blobs].map(([name, {mediaType, bytes}]) => {
     const reference = {key: `blobs/${attempt}-${n}`, length: bytes.length, digest: sha256(bytes)};
     n += 1;
-    return /** @type {[string, Map]} */ ([name, fromPlain({media_type: mediaType, object: reference})]);
+    return /** @type {[string, Map<string, any>]} */ ([name, fromPlain({media_type: mediaType, object: reference})]);
   });
+  /** @type {(file: Map<string, any>, bytes: Uint8Array) => Map<string, any>} */
   const imageFile = (file, bytes) => {
     const reference = {key: `blobs/${attempt}-${n}`, length: bytes.length, digest: sha256(bytes)};
     n += 1;
     return new Map([...file, ['object', fromPlain(reference)]]);
   };
   const named = new Map([...images].map(([name, {image, contents}]) => [
-    name, new Map([...image, ['files', image.get('files').map((file, i) => imageFile(file, contents[i]))]]),
+    name, new Map([...image, ['files', /** @type {Map<string, any>[]} */ (image.get('files')).map((file, i) => imageFile(file, contents[i]))]]),
   ]));
   const document = object({
     values, optimizers, blobs: new Map(references), pipeline, annotations: stateAnnotations,
@@ -217,7 +267,14 @@ function stateDocument(input, attempt) {
   return document;
 }
 
-/** Writes the chunks of a slot; returns its content digest. */
+/**
+ * Writes the chunks of a slot; returns its content digest.
+ * @param {PlainSink | PackedSink} sink
+ * @param {TableBuilder} table
+ * @param {Atom} atom
+ * @param {Slot} slot
+ * @param {Source} source
+ */
 function writeSlot(sink, table, atom, slot, source) {
   const content = new ContentDigest();
   const {grid, dtype} = slot;
@@ -241,16 +298,20 @@ function writeSlot(sink, table, atom, slot, source) {
   return content.finish();
 }
 
-/** Writes the chunks of a part, and puts content digests into its document. */
+/**
+ * Writes the chunks of a part, and puts content digests into its document.
+ * @param {PreparedPart} prepared
+ * @param {PlainSink | PackedSink} sink
+ */
 function writePart({document, atoms, inputs}, sink) {
   const table = new TableBuilder();
   atoms.forEach((atom, i) => {
     const slots = document.get('atoms')[i].get('slots');
     for (const slot of atom.slots) {
-      const source = inputs[i].slots.get(slot.name).open(slot);
+      const {open, content: expected = null} = inputOf(inputs[i], slot);
+      const source = open(slot);
       try {
         const content = writeSlot(sink, table, atom, slot, source);
-        const {content: expected = null} = inputs[i].slots.get(slot.name);
         if (expected !== null && content !== expected) { // UCP-W-029
           throw new UcpError('UCP-E-CONTENT', slot.at, `the bytes of ${slot.label} have another digest than recorded`);
         }
@@ -277,10 +338,12 @@ export function write(input) {
   const sink = input.storage === 'plain' ? new PlainSink(writer)
     : new PackedSink(writer, attempt, input.packBytes ?? PACK_BYTES);
 
+  /** @type {(key: string, bytes: Uint8Array) => import('../lib/root.mjs').Reference} */
   const put = (key, bytes) => {
     writer.put(key, bytes);
     return {key, length: bytes.length, digest: sha256(bytes)};
   };
+  /** @type {(key: string, document: Map<string, any>) => import('../lib/root.mjs').Reference} */
   const putDocument = (key, document) => {
     const bytes = Buffer.from(stringify(document));
     if (bytes.length > MAX_DOCUMENT) throw new UcpError('UCP-E-LIMIT', key, 'a document is too long');
