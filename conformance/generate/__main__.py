@@ -15,6 +15,7 @@ from generate.bad_commit import bad_commit_cases
 from generate.bad_documents import bad_document_cases
 from generate.bad_index import bad_index_cases
 from generate.bad_json import bad_json_cases
+from generate.bad_log_writes import bad_log_write_cases
 from generate.bad_logs import bad_log_cases
 from generate.bad_tables import bad_table_cases
 from generate.bad_values import bad_value_cases
@@ -28,6 +29,7 @@ from generate.increments import increment_cases, row_set_cases
 from generate.layout_cases import layout_cases
 from generate.levels import level_cases
 from generate.log_cases import log_cases
+from generate.log_writes import log_write_cases
 from generate.lowering import write as write_lowering
 from generate.pipelines import pipeline_cases
 from generate.precedence import precedence_cases
@@ -63,6 +65,8 @@ def all_cases() -> Iterator[Case]:
     yield from damaged_log_cases()
     yield from bad_log_cases()
     yield from residual_cases()
+    yield from log_write_cases()
+    yield from bad_log_write_cases()
     yield from forward_cases()
     yield from level_cases()
     yield from precedence_cases()

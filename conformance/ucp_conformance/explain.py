@@ -93,6 +93,9 @@ def _lines(vector: Vector, cases: Mapping[str, Vector]) -> Iterator[str]:
         yield f"Check {check['name']}: {check['op']}, as a {check['role']} of level {check['level']}"
         if check.get("profiles"):
             yield f"  its layouts take: {', '.join(check['profiles'])}"
+        for one in check.get("before", []):
+            did = f"{one['put']} is put there" if "put" in one else f"{one['op']} {_json(one['params'])}"
+            yield f"  before it: {did}"
         if check["params"]:
             yield f"  asked: {_json(check['params'])}"
         yield f"  expected: {expected(check['expect'])}"
@@ -122,6 +125,8 @@ def expected(expect: Mapping[str, Any]) -> str:
         return words + (f", but not {' or '.join(problems['never'])}" if problems.get("never") else "")
     if "written" in expect or "rewritten" in expect:
         return "a good checkpoint that holds what was given"
+    if "epoch" in expect or "batch" in expect:
+        return f"what was asked for, written as the text says: {_json(expect)}"
     return _json(expect)
 
 

@@ -18,7 +18,7 @@ from ucp_conformance.vectors import Vector
 from ucp_conformance.watch import watching
 from ucp_conformance.workplace import Workplace, snapshot
 
-__all__ = ["Verdict", "at_matches", "judge", "judge_written", "listed"]
+__all__ = ["PASS", "Verdict", "at_matches", "judge", "judge_refusal", "judge_written", "listed", "no_answer"]
 
 Verdict = tuple[str, str]
 """An outcome, and why."""
@@ -119,13 +119,13 @@ def _verdict(
     outs: Sequence[tuple[Any, Path]],
 ) -> Verdict:
     expect = check["expect"]
-    failed = _no_answer(reply)
+    failed = no_answer(reply)
     if failed is not None:
         return failed
     if "problems" in expect:
         return _problems(reply, expect["problems"])
     if "error" in expect:
-        return _refusal(reply, expect["error"])
+        return judge_refusal(reply, expect["error"])
     if reply.kind == "unsupported":
         return "unsupported", str(reply.body["feature"])
     if reply.kind != "result":
@@ -152,7 +152,8 @@ def _verdict(
     return verdict
 
 
-def _no_answer(reply: Reply) -> Verdict | None:
+def no_answer(reply: Reply) -> Verdict | None:
+    """Return the verdict where a driver did not answer, None where it did."""
     if reply.kind in ("timeout", "crash"):
         return reply.kind, str(reply.body["detail"])
     if not reply.is_answer:
@@ -201,7 +202,8 @@ def _problems(reply: Reply, expect: Mapping[str, Any]) -> Verdict:
     return PASS
 
 
-def _refusal(reply: Reply, expect: Mapping[str, Any]) -> Verdict:
+def judge_refusal(reply: Reply, expect: Mapping[str, Any]) -> Verdict:
+    """Return whether a request was refused as it has to be."""
     if reply.kind == "unsupported":
         return "unsupported", str(reply.body["feature"])
     if reply.kind != "error":

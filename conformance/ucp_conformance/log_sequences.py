@@ -339,7 +339,9 @@ class _Life(LogRun):
                 "path": str(self.path), "after": before.number, "epoch": epoch.number,
                 "first_step": epoch.first, **document,
             }  # fmt: skip
-            codes = ("UCP-E-FENCED", "UCP-E-EXISTS")
+            codes: tuple[str, ...] = ("UCP-E-FENCED", "UCP-E-EXISTS")
+            # Where a recovery went back before it, it breaks UCP-D-153 as well.
+            codes += ("UCP-E-LOG",) if epoch.first < before.first else ()
             why = f"of epoch {epoch.number}, which has begun,"
             self.refused(before.actor, "begin-epoch", params, codes, why)
             first = {**params, "after": None}

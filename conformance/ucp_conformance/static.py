@@ -7,6 +7,7 @@ from typing import Any
 
 from ucp_conformance.connection import Claims, Connection
 from ucp_conformance.judge import judge
+from ucp_conformance.log_requests import LOG_WRITES, judge_log_write
 from ucp_conformance.results import COMPRESSORS, Result
 from ucp_conformance.vectors import all_vectors
 
@@ -24,6 +25,8 @@ def unclaimed(claims: Claims, case: Mapping[str, Any], check: Mapping[str, Any])
     for profile in check.get("profiles", ()):
         if profile not in document["profiles"]:
             return f"profile {profile}"
+    if check["op"] in LOG_WRITES:
+        return "" if claims.writes_feature("update-log") else "writing update-log"
     for feature in case["features"]:
         if feature not in document["read_features"]:
             return f"feature {feature}"
@@ -60,7 +63,8 @@ def run_static(connection: Connection, tell: Callable[[Result], None], *, only: 
             elif connection.failures_in_a_row >= GIVE_UP_AFTER:
                 result = Result(**base, outcome="protocol", detail="given up after failures in a row")
             else:
-                (outcome, detail), ms = judge(connection, vector, check)
+                judge_check = judge_log_write if check["op"] in LOG_WRITES else judge
+                (outcome, detail), ms = judge_check(connection, vector, check)
                 log = connection.stderr() if outcome in ("crash", "timeout", "protocol") else ""
                 result = Result(**base, outcome=outcome, detail=detail, ms=ms, stderr=log)
             tell(result)

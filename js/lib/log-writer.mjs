@@ -93,8 +93,8 @@ const documentOf = (kind, members) => bytesOf(stringify(object({
  *   with the input
  */
 export function beginEpoch(open, sink, input) {
-  const isThere = isLog(open());
-  const found = isThere ? foundLog(open, input.after) : {id: drawnId(), next: 0, after: null};
+  const isNew = input.after === null && !isLog(open());
+  const found = isNew ? {id: drawnId(), next: 0, after: null} : foundLog(open, input);
   const number = input.number ?? found.next;
   const {
     ranks, tensors, pieces, groups, exactness, optimizer: {type, profile},
@@ -113,7 +113,7 @@ export function beginEpoch(open, sink, input) {
     exactness,
   });
   const epoch = epochOf(bytes, number, found.id);
-  if (!isThere) create(open, sink, found.id);
+  if (isNew) create(open, sink, found.id);
   try {
     sink.create(epochKey(number), [bytes]);
   } catch (error) {
@@ -134,15 +134,19 @@ function create(open, sink, id) {
   sink.create(LOG_KEY, [documentOf('update-log', {id})]);
 }
 
-function foundLog(open, after) {
+function foundLog(open, {after, firstStep}) {
   const log = new UpdateLog(open());
   try {
     const last = log.numbers.at(-1);
     if (after === null && last !== undefined) {
       throw new UcpError('UCP-E-EXISTS', epochKey(last), 'the log has epochs; name the one to go on from');
     }
-    const before = after === null ? null : object({epoch: after, digest: log.epoch(after).digest});
-    return {id: log.id, next: last === undefined ? 0 : last + 1, after: before};
+    const before = after === null ? null : log.epoch(after);
+    if (before && before.first_step > firstStep) { // UCP-D-153
+      throw new UcpError('UCP-E-LOG', before.key, `it begins with step ${before.first_step}, behind ${firstStep}`);
+    }
+    const named = before && object({epoch: after, digest: before.digest});
+    return {id: log.id, next: last === undefined ? 0 : last + 1, after: named};
   } finally {
     log.close();
   }
@@ -243,17 +247,13 @@ function encoded(epoch, rank, first, previous, {
 function encodedEntry(epoch, {
   piece: number, bytes, places, rows,
 }) {
-  const piece = epoch.pieces[number];
-  if (!piece) throw new UcpError('UCP-E-MISMATCH', epoch.key, `there is no piece ${number}`);
-  const {dtype, role} = epoch.tensors[piece.tensor];
-  const {size} = /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(dtype));
+  const piece = pieceOf(epoch, number);
+  const {role} = epoch.tensors[piece.tensor];
   const elements = product(piece.shape);
   const told = rows ? rows.length * product(piece.shape.slice(1)) : places?.length ?? elements;
   const limit = rows ? piece.shape[0] : elements;
   const listed = rows ?? places ?? [];
-  if (bytes.length !== told * size) {
-    throw new UcpError('UCP-E-MISMATCH', epoch.key, `${bytes.length} bytes for ${told} elements of piece ${number}`);
-  }
+  const size = requireBytes(epoch, number, told, bytes);
   if (listed.some((place, i) => !Number.isInteger(place) || place >= limit || place <= (listed[i - 1] ?? -1))) {
     throw new UcpError('UCP-E-MISMATCH', epoch.key, `places that do not ascend, or leave piece ${number}`);
   }
@@ -271,6 +271,22 @@ function encodedEntry(epoch, {
     return {entry, bytes: [littleEndian(counts, 4), littleEndian(within, 2), values]};
   }
   return {entry: object({piece: number, form: 'dense'}), bytes: [bytes]};
+}
+
+/** A piece of an epoch by its number. */
+function pieceOf({pieces, key}, number) {
+  if (!pieces[number]) throw new UcpError('UCP-E-LOG', key, `there is no piece ${number}`);
+  return pieces[number];
+}
+
+/** Refuses other bytes than so many elements of a piece have; returns those of one. */
+function requireBytes({tensors, pieces, key}, number, elements, {length}) {
+  const {dtype} = tensors[pieces[number].tensor];
+  const {size} = /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(dtype));
+  if (length !== elements * size) {
+    throw new UcpError('UCP-E-MISMATCH', key, `${length} bytes for ${elements} elements of piece ${number}`);
+  }
+  return size;
 }
 
 /** Places of the elements of which a bit is set. */
@@ -299,12 +315,12 @@ function littleEndian(numbers, size) {
 }
 
 /** The sum of each tensor and slot, of all pieces that are given (section 5). */
-function sumsOf({tensors, pieces, key}, given) {
+function sumsOf(epoch, given) {
   const found = new Map();
   for (const {piece: number, slot, bytes} of given) {
-    const piece = pieces[number];
-    if (!piece) throw new UcpError('UCP-E-MISMATCH', key, `there is no piece ${number}`);
-    const {shape, dtype} = tensors[piece.tensor];
+    const piece = pieceOf(epoch, number);
+    requireBytes(epoch, number, product(piece.shape), bytes);
+    const {shape, dtype} = epoch.tensors[piece.tensor];
     const name = JSON.stringify([piece.tensor, slot]);
     found.set(name, BigInt.asUintN(64, (found.get(name) ?? 0n) + boxSum(bytes, piece, shape, dtype)));
   }

@@ -111,6 +111,24 @@ class TestRefusals:
             with pytest.raises(ucp.MismatchError, match=r"(model|optimizer)= is an? .* of torch"):
                 ucp.recover(tmp_path, one, other)
 
+    @pytest.mark.parametrize("wrong", [[2, 1], [0, 0], [0, 4], [-1, 2], [0, 1, 2, 3, 4]])
+    def test_places_of_a_compressor_that_are_none(self, tmp_path: Path, wrong: list[int]) -> None:
+        """UCP-W-041: nothing is logged that no recovery would take."""
+
+        class Wrong:
+            def compress(self, gradient: torch.Tensor) -> torch.Tensor:
+                return torch.tensor(wrong)
+
+        model = nn.Linear(2, 2, bias=False)
+        log = ucp.UpdateLog(
+            tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1), compressor=Wrong(), full_every=None
+        )
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises((ucp.MismatchError, IndexError)):  # torch itself takes no place that is not there
+            log.step()
+            log.close()
+        assert not list(tmp_path.glob("*.ucplog/batches/*/*/*.batch"))
+
     def test_other_objects_than_were_logged(self, tmp_path: Path) -> None:
         """UCP-R-043: another optimizer, other groups, another model, another state."""
         logged(tmp_path, 4, full_every=None)

@@ -87,15 +87,14 @@ def begin_epoch(
     tensors, pieces = shared_out(tracked, group)
 
     def create() -> bytes:
-        number, log, before = 0, "", None
+        number, log, before, create_in = 0, drawn_id(), None, create_log
         if after is not None and after.log is not None:
             number, log = after.next_epoch, after.log
             before = None if after.epoch is None else After(after.epoch, after.epoch_digest)
+            create_in = create_epoch
         elif place.has(LOG_KEY):
             message = "this run has a log already; recover() from it, and give what that returns as after="
             raise error("UCP-E-EXISTS", message, at=place.url)
-        else:
-            log = create_log(place)
         epoch = Epoch(
             log,
             number,
@@ -111,7 +110,7 @@ def begin_epoch(
             exactness_of(optimizer, tracked),
             Envelope(annotations={BEGUN_OPTIONS: [*options]}),
         )
-        return create_epoch(place, epoch)
+        return create_in(place, epoch)
 
     data = decided(group, create)
     return Epoch.parse(data, at=place.url), sha256_digest(data)

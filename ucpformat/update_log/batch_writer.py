@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
-from ucpformat.update_log.drafts import batch_bytes
+from ucpformat.update_log.drafts import sound_batch_bytes
 from ucpformat.update_log.place import BatchKey, batch_key, epoch_key
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ class BatchWriter:
                 f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
             )
             raise error("UCP-E-FENCED", message, at=self._place.url)
-        buffers, digest = batch_bytes(batch, self._epoch, self._rank, self._previous)
-        self._place.create(batch_key(BatchKey(self._epoch.epoch, self._rank, batch.first_step)), buffers)
+        key = batch_key(BatchKey(self._epoch.epoch, self._rank, batch.first_step))
+        buffers, digest = sound_batch_bytes(batch, self._epoch, self._rank, self._previous, at=key)
+        self._place.create(key, buffers)
         self._previous = digest
         return sum(one.nbytes for one in buffers)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from ucpformat import jsonio
 from ucpformat.errors import UcpError, error
+from ucpformat.model.fields import raise_first
 from ucpformat.update_log.documents import LogDocument
 from ucpformat.update_log.place import LOG_KEY, epoch_key, require_document
+from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
     from ucpformat.update_log.documents import Epoch
@@ -22,25 +24,30 @@ def drawn_id() -> str:
     return secrets.token_hex(16)
 
 
-def create_log(place: LogPlace) -> str:
-    """Create a log without epochs; return its ``id``.
+def create_log(place: LogPlace, epoch: Epoch) -> bytes:
+    """Create the log that an epoch names, and it as its first one; return the bytes of its document.
 
     Raises:
-        UcpError: ``UCP-E-EXISTS`` where there is one, ``UCP-E-MISSING`` where all but its document is there; what
-            `LogPlace.create` raises.
+        UcpError: ``UCP-E-EXISTS`` where there is one, ``UCP-E-MISSING`` where all but its document is there; as
+            `create_epoch`.
     """
+    raise_first(epoch.problems(epoch_key(epoch.epoch)))
     require_document(place.store)
-    document = LogDocument(drawn_id())
-    place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(document.to_json()))])
-    return document.id
+    place.create(LOG_KEY, [memoryview(jsonio.dumps_canonical(LogDocument(epoch.log).to_json()))])
+    return create_epoch(place, epoch)
 
 
 def create_epoch(place: LogPlace, epoch: Epoch) -> bytes:
-    """Create the document of an epoch; return its bytes.
+    """Create the document of an epoch of a log that is there; return its bytes.
 
     Raises:
-        UcpError: ``UCP-E-FENCED`` where another process has begun it; what `LogPlace.create` raises.
+        UcpError: ``UCP-E-FENCED`` where another process has begun it; what is wrong with it, or with the epoch that it
+            goes on from (SPEC UCP-W-041); what `LogPlace.create` raises.
     """
+    raise_first(epoch.problems(epoch_key(epoch.epoch)))
+    if epoch.after is not None:
+        with StoredLog(place.url, verify=False) as log:
+            log.before(epoch)
     data = jsonio.dumps_canonical(epoch.to_json())
     try:
         place.create(epoch_key(epoch.epoch), [memoryview(data)])

@@ -214,7 +214,7 @@ class Epoch:
             cast("Exactness", choice(found["exactness"], _EXACTNESS, pointer(at, "exactness"))),
             Envelope.from_json(value, at=at),
         )
-        return epoch, (*faults, *epoch._problems(at))
+        return epoch, (*faults, *epoch.problems(at))
 
     @classmethod
     def parse(cls, data: bytes, *, at: str) -> Epoch:
@@ -252,7 +252,7 @@ class Epoch:
         """Return the numbers of the pieces that a rank logs, ascending."""
         return [number for number, piece in enumerate(self.pieces) if piece.rank == rank]
 
-    def _problems(self, at: str) -> Iterator[Problem]:
+    def problems(self, at: str) -> Iterator[Problem]:
         """Yield what is wrong with the content (SPEC UCP-D-153 to UCP-D-156)."""
         if (self.after is None) != (self.epoch == 0):
             yield Problem("UCP-E-LOG", pointer(at, "after"), "only the first epoch goes on from none")

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ucpformat.errors import error
+from ucpformat.jsonio import pointer
 from ucpformat.model.dtype import dtype
+from ucpformat.model.fields import raise_first
+from ucpformat.model.values import decode
 from ucpformat.storage.checksum import crc32c
 from ucpformat.storage.host_memory import flat_bytes
 from ucpformat.update_log.batch import BatchHeader, Entry, StepRecord, framed
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from ucpformat.update_log.batch import Options, Sum
     from ucpformat.update_log.documents import Epoch
 
-__all__ = ["BatchDraft", "Captured", "StepDraft", "batch_bytes", "encoded"]
+__all__ = ["BatchDraft", "Captured", "StepDraft", "batch_bytes", "encoded", "sound_batch_bytes"]
 
 _COPIED_BYTES: Final = 1 << 18
 """Up to so many bytes of a step are sooner copied together than looked at one buffer after another."""
@@ -81,6 +85,54 @@ class BatchDraft:
 
 def batch_bytes(batch: BatchDraft, epoch: Epoch, rank: int, previous: str) -> tuple[list[memoryview], str]:
     """Return the bytes of a batch, and the digest that the next one of the rank names as ``previous``."""
+    return framed(*_drafted(batch, epoch, rank, previous))
+
+
+def sound_batch_bytes(
+    batch: BatchDraft, epoch: Epoch, rank: int, previous: str, *, at: str
+) -> tuple[list[memoryview], str]:
+    """Return the same, and refuse what no reader would take (SPEC UCP-W-041).
+
+    Raises:
+        UcpError: ``UCP-E-MISMATCH`` for elements, places or rows that do not fit their piece; ``UCP-E-LOG`` and
+            ``UCP-E-VALUE`` as readers do.
+    """
+    for number, step in enumerate(batch.steps):
+        place = pointer(at, "steps", number)
+        for one in step.captured:
+            if one.piece >= len(epoch.pieces):
+                raise error("UCP-E-LOG", f"there is no piece {one.piece}", at=place)
+            _require_fit(one, epoch.pieces[one.piece].shape, place)
+    header, payload = _drafted(batch, epoch, rank, previous)
+    for place, value in header.tagged_values(at):
+        decode(value, at=place)
+    raise_first(header.problems(epoch, at))
+    return framed(header, payload)
+
+
+def _require_fit(one: Captured, shape: tuple[int, ...], at: str) -> None:
+    size, places, told = math.prod(shape), one.places, "elements"
+    stop, each = size, 1
+    if one.are_rows:
+        if not shape:
+            raise error("UCP-E-LOG", "a tensor without dimensions has no rows", at=at)
+        stop, told = shape[0], "rows"
+        each = size // stop
+    wanted = size if places is None else each * places.size
+    if one.values.size != wanted:
+        message = f"{one.values.size} elements of piece {one.piece}, where there are {wanted}"
+        raise error("UCP-E-MISMATCH", message, at=at)
+    if places is None or not places.size:
+        return
+    ascending = np.count_nonzero(places[1:] > places[:-1])  # which takes a third of the time of `all`
+    if places.item(0) < 0 or places.item(-1) >= stop or ascending < places.size - 1:
+        message = f"{told} of piece {one.piece}, which has {stop}, that do not ascend or lie outside of it"
+        raise error("UCP-E-MISMATCH", message, at=at)
+
+
+def _drafted(
+    batch: BatchDraft, epoch: Epoch, rank: int, previous: str
+) -> tuple[BatchHeader, list[memoryview]]:
     payload: list[memoryview] = []
     records = tuple(_record(step, epoch, payload) for step in batch.steps)
     header = BatchHeader(
@@ -94,7 +146,7 @@ def batch_bytes(batch: BatchDraft, epoch: Epoch, rank: int, previous: str) -> tu
         tuple(batch.sums),
         batch.options,
     )
-    return framed(header, payload)
+    return header, payload
 
 
 def _record(step: StepDraft, epoch: Epoch, payload: list[memoryview]) -> StepRecord:

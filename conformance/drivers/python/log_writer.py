@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from ucpformat.errors import error
 from ucpformat.model.dtype import dtype
 from ucpformat.model.references import sha256_digest
@@ -47,7 +49,8 @@ EPOCHS: dict[tuple[str, int], OpenEpoch] = {}
 def begin_epoch(params: Json) -> Json:
     path = params["path"]
     place = LogPlace(path)
-    log, number, after = found_log(place, params["after"])
+    is_new = params["after"] is None and not place.has(LOG_KEY)
+    log, number, after = (drawn_id(), 0, None) if is_new else found_log(place, params["after"])
     drafted = Epoch(
         log,
         params.get("epoch", number),
@@ -68,16 +71,14 @@ def begin_epoch(params: Json) -> Json:
         params["optimizer"]["profile"],
         params["exactness"],
     )
-    data = create_epoch(place, drafted)
+    data = (create_log if is_new else create_epoch)(place, drafted)
     epoch = Epoch.parse(data, at=path)
     EPOCHS[path, epoch.epoch] = OpenEpoch(place, epoch, sha256_digest(data))
     return {"log": epoch.log, "epoch": epoch.epoch}
 
 
 def found_log(place: LogPlace, after: int | None) -> tuple[str, int, After | None]:
-    """Return the id of the log, the number of its next epoch, and what that goes on from."""
-    if not place.has(LOG_KEY):
-        return create_log(place), 0, None
+    """Return the id of a log, the number of its next epoch, and what that goes on from."""
     with StoredLog(place.url) as log:
         numbers = log.keys.epochs
         if after is None and numbers:
@@ -113,24 +114,38 @@ def drafts(steps: list[Json], epoch: Epoch) -> Iterator[StepDraft]:
 
 
 def captured_of(entry: Json, epoch: Epoch) -> Captured:
-    piece = epoch.pieces[entry["piece"]]
-    values = np.fromfile(entry["in"], dtype(epoch.tensors[piece.tensor].dtype).numpy)
-    if "rows" in entry:
-        rows = values.reshape(-1, *piece.shape[1:])
-        return Captured(entry["piece"], rows, np.array(entry["rows"], np.int64), are_rows=True)
-    if "places" in entry:
-        return Captured(entry["piece"], values, np.array(entry["places"], np.int64))
-    return Captured(entry["piece"], values.reshape(piece.shape))
+    piece = piece_of(entry, epoch)
+    values = elements(entry["in"], epoch.tensors[piece.tensor].dtype)
+    told = entry.get("rows", entry.get("places"))
+    places = None if told is None else np.array(told, np.int64)
+    return Captured(entry["piece"], values, places, are_rows="rows" in entry)
+
+
+def piece_of(given: Json, epoch: Epoch) -> LogPiece:
+    if given["piece"] >= len(epoch.pieces):
+        raise error("UCP-E-LOG", f"there is no piece {given['piece']}")
+    return epoch.pieces[given["piece"]]
+
+
+def elements(path: str, name: str) -> NDArray[np.generic]:
+    """Return the elements of a file; one that is cut is refused."""
+    data = Path(path).read_bytes()
+    kind = dtype(name)
+    if len(data) % kind.item_bytes:
+        raise error("UCP-E-MISMATCH", f"{len(data)} bytes, and an element has {kind.item_bytes}")
+    return np.frombuffer(data, kind.numpy)
 
 
 def sums(given: list[Json], epoch: Epoch) -> list[Sum]:
     """Return the sum of each tensor and slot, of all pieces that are given."""
     found: Counter[tuple[int, str]] = Counter()
     for one in given:
-        piece = epoch.pieces[one["piece"]]
+        piece = piece_of(one, epoch)
         tensor = epoch.tensors[piece.tensor]
-        elements = np.frombuffer(Path(one["in"]).read_bytes(), dtype(tensor.dtype).numpy)
-        found[piece.tensor, one["slot"]] += box_sum(elements.reshape(piece.shape), piece.box, tensor.shape)
+        values = elements(one["in"], tensor.dtype)
+        if values.size != math.prod(piece.shape):
+            raise error("UCP-E-MISMATCH", f"{values.size} elements of piece {one['piece']}")
+        found[piece.tensor, one["slot"]] += box_sum(values.reshape(piece.shape), piece.box, tensor.shape)
     return [Sum(tensor, slot, total % (1 << 64)) for (tensor, slot), total in found.items()]
 
 
