@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ucpformat import cadence
 from ucpformat.cadence import (
     Cadence,
     SaveTimes,
@@ -98,3 +99,54 @@ def test_numbers_out_of_range_are_refused(call: Any) -> None:
     with pytest.raises(UcpError) as refused:
         call()
     assert refused.value.code == "UCP-E-LIMIT"
+
+
+WRONG: list[Any] = [0, -1, float("nan"), float("inf"), "1", None, True, []]
+
+
+@pytest.mark.parametrize("value", WRONG)
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [
+        (cadence.young, {"cost": 2.0, "mtbf": 100.0}),
+        (cadence.daly, {"cost": 2.0, "mtbf": 100.0}),
+        (cadence.exact_replay, {"cost": 2.0, "batch_cost": 0.1, "mtbf": 100.0, "replay": 0.1}),
+        (cadence.lowdiff, {"cost": 2.0, "mtbf": 100.0, "merge": 0.1}),
+        (cadence.checkfreq, {"step": 0.5, "max_overhead": 0.03}),
+        (cadence.pccheck, {"step": 0.5, "writers": 2, "slowdown": 1.05}),
+        (cadence.failure_gaps, {"mtbf": 10.0}),
+        (cadence.simulate, {"training": 100.0}),
+        (cadence.best_interval, {"training": 100.0, "most": 50.0}),
+        (cadence.decide, {"times": cadence.SaveTimes(0.5, 0.3, 4.0), "max_overhead": 0.03}),
+    ],
+)
+def test_what_is_no_amount_is_refused(function: Any, numbers: dict[str, Any], value: Any) -> None:
+    """Also what is no number at all, and True, which is one to Python."""
+    known: dict[Any, dict[str, Any]] = {
+        cadence.checkfreq: {"stall": 0.1, "write": 1.0},
+        cadence.pccheck: {"write": 1.0},
+        cadence.failure_gaps: {"seed": 0, "count": 1},
+        cadence.simulate: {
+            "costs": cadence.JobCosts(1.0),
+            "intervals": cadence.LogIntervals(10.0, 1.0),
+            "gaps": [5.0],
+        },
+        cadence.best_interval: {"costs": cadence.JobCosts(1.0), "gaps": [[5.0]], "batch": 1.0},
+    }
+    rest = known.get(function, {})
+    function(**rest, **numbers)
+    for name in numbers:
+        with pytest.raises(UcpError, match=r"UCP-E-(LIMIT|MISMATCH)"):
+            function(**{**rest, **numbers, name: value})
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1", None, True])
+def test_costs_that_are_no_seconds_are_refused(value: Any) -> None:
+    for name in ("full", "write", "batch", "restart", "replay"):
+        costs = cadence.JobCosts(**{"full": 1.0, name: value})
+        with pytest.raises(UcpError, match=f"{name}= is a number of seconds"):
+            cadence.simulate(10.0, costs, cadence.LogIntervals(5.0, 1.0), [])
+    for name in ("stall", "write", "slowdown"):
+        times = cadence.SaveTimes(**{"step": 0.5, "stall": 0.1, "write": 1.0, name: value})
+        with pytest.raises(UcpError, match=f"{name}= is a number of seconds"):
+            cadence.decide(times, max_overhead=0.1)

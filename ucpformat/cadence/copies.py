@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from ucpformat.cadence.amounts import is_number, require_kind, require_seconds
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
@@ -113,10 +114,15 @@ def next_copy(
         free: bytes of memory that are free.
         bandwidth: bytes a second to keep to. What is overdue does not wait for that.
 
+    Raises:
+        UcpError: ``UCP-E-LIMIT`` where there is no copy.
+
     >>> copies = [ucp.cadence.DueCopy(10, 3.0), ucp.cadence.DueCopy(10, 2.0)]
     >>> ucp.cadence.next_copy(copies, now=0.5, copied=40, bandwidth=20.0)
     NextCopy(which=1, at=2.0)
     """
+    if not copies:
+        raise error("UCP-E-LIMIT", "there is no copy left to choose from", at="copies")
     index = min(range(len(copies)), key=lambda one: copies[one].due)
     nbytes, due = copies[index]
     if nbytes > free:
@@ -155,15 +161,20 @@ def simulate_snapshot(
     >>> found.call, found.fenced, found.seconds
     (1.0, 0.5, 4.0)
     """
+    require_kind(CopySpeeds, speeds=speeds)
+    rates = (speeds.alone, speeds.beside, speeds.write, bandwidth, speeds.training, memory)
+    if not all(map(is_number, rates)):
+        raise error("UCP-E-LIMIT", f"speeds, bandwidth and memory are numbers, not {rates}", at="speeds")
+    require_seconds(call=call)
     if not (min(speeds.alone, speeds.beside, speeds.write, bandwidth) > 0 and 0 < speeds.training <= 1):
         raise error(
             "UCP-E-LIMIT", f"speeds are above 0, that of training at most 1, not {speeds}", at="speeds"
         )
+    if not all(is_number(one.nbytes) and one.nbytes >= 0 and is_number(one.due) for one in copies):
+        raise error("UCP-E-LIMIT", "a copy has bytes, and seconds until it is due", at="copies")
     largest = max((one.nbytes for one in copies), default=0)
     if largest > memory:
         raise error("UCP-E-LIMIT", f"a copy of {largest} bytes needs more memory than {memory}", at="memory")
-    if call < 0:
-        raise error("UCP-E-LIMIT", f"a call takes 0 seconds or more, not {call}", at="call")
     run = _Run(list(copies), speeds, memory)
     run.call = call
     while run.left:

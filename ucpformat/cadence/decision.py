@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+from ucpformat.cadence.amounts import is_number, require_kind, require_positive, require_seconds
 from ucpformat.cadence.intervals import daly, exact_replay
 from ucpformat.errors import error
 
@@ -164,8 +165,13 @@ def decide(
     'write'
     """
     require_shares(max_overhead, mtbf)
-    if not (times.step > 0 and min(times.stall, times.write, times.slowdown) >= 0):
-        raise error("UCP-E-LIMIT", f"times are seconds, a step's above 0, not {times}", at="times")
+    require_kind(SaveTimes, times=times)
+    require_seconds(stall=times.stall, write=times.write, slowdown=times.slowdown)
+    if log_steps is not None:
+        require_positive(log_steps=log_steps)
+    if replay is not None:
+        require_positive(replay=replay)
+    require_positive(step=times.step)
     candidates: list[tuple[int, Reason]] = [
         (1, "step"),
         (ceil(times.cost / (max_overhead * times.step)), "overhead"),
@@ -188,8 +194,8 @@ def require_shares(max_overhead: float, mtbf: float | None) -> None:
     Raises:
         UcpError: ``UCP-E-LIMIT``, with the name of the argument.
     """
-    if not 0 < max_overhead <= 1:
+    if not (is_number(max_overhead) and 0 < max_overhead <= 1):
         message = f"max_overhead= is a share of the time, above 0 and at most 1, not {max_overhead!r}"
         raise error("UCP-E-LIMIT", message, at="max_overhead")
-    if mtbf is not None and not (isinstance(mtbf, int | float) and 0 < mtbf < float("inf")):
+    if mtbf is not None and not (is_number(mtbf) and 0 < mtbf < float("inf")):
         raise error("UCP-E-LIMIT", f"mtbf= is a number of seconds above 0, not {mtbf!r}", at="mtbf")

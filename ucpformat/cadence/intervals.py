@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import ceil, isfinite, sqrt
+from math import ceil, sqrt
 from typing import NamedTuple
 
-from ucpformat.errors import error
+from ucpformat.cadence.amounts import require_positive, require_seconds
 
 __all__ = ["LogIntervals", "checkfreq", "daly", "exact_replay", "lowdiff", "pccheck", "young"]
 
@@ -41,7 +41,7 @@ def young(cost: float, mtbf: float) -> float:
     >>> round(ucp.cadence.young(cost=2, mtbf=10_000))
     200
     """
-    _positive(cost=cost, mtbf=mtbf)
+    require_positive(cost=cost, mtbf=mtbf)
     return sqrt(2 * cost * mtbf)
 
 
@@ -61,7 +61,7 @@ def daly(cost: float, mtbf: float) -> float:
     >>> round(ucp.cadence.daly(cost=2, mtbf=10_000)), round(ucp.cadence.daly(cost=250, mtbf=100))
     (199, 100)
     """
-    _positive(cost=cost, mtbf=mtbf)
+    require_positive(cost=cost, mtbf=mtbf)
     if cost >= 2 * mtbf:
         return mtbf
     ratio = cost / (2 * mtbf)
@@ -87,8 +87,8 @@ def checkfreq(step: float, stall: float, write: float, max_overhead: float) -> i
     >>> ucp.cadence.checkfreq(step=0.5, stall=0.3, write=4.0, max_overhead=0.03)
     20
     """
-    _positive(step=step, max_overhead=max_overhead)
-    _not_negative(stall=stall, write=write)
+    require_positive(step=step, max_overhead=max_overhead)
+    require_seconds(stall=stall, write=write)
     return max(1, ceil((write - stall) / step), ceil(stall / (max_overhead * step)))
 
 
@@ -107,8 +107,8 @@ def pccheck(step: float, write: float, writers: int, slowdown: float) -> int:
     >>> ucp.cadence.pccheck(step=0.5, write=4.0, writers=4, slowdown=1.05)
     2
     """
-    _positive(step=step, slowdown=slowdown, writers=writers)
-    _not_negative(write=write)
+    require_positive(step=step, slowdown=slowdown, writers=writers)
+    require_seconds(write=write)
     return max(1, ceil(write / (writers * slowdown * step)))
 
 
@@ -131,7 +131,7 @@ def lowdiff(cost: float, mtbf: float, merge: float) -> LogIntervals:
     >>> round(found.full), round(found.batch)
     (1474, 27)
     """
-    _positive(cost=cost, mtbf=mtbf, merge=merge)
+    require_positive(cost=cost, mtbf=mtbf, merge=merge)
     batch: float = (2 * cost * merge * mtbf) ** (1 / 3)
     full: float = (4 * cost**2 * mtbf**2 / merge) ** (1 / 3)
     return LogIntervals(full, batch)
@@ -158,17 +158,5 @@ def exact_replay(cost: float, batch_cost: float, mtbf: float, replay: float) -> 
     >>> round(found.full), round(found.batch, 1)
     (555, 4.5)
     """
-    _positive(cost=cost, batch_cost=batch_cost, mtbf=mtbf, replay=replay)
+    require_positive(cost=cost, batch_cost=batch_cost, mtbf=mtbf, replay=replay)
     return LogIntervals(sqrt(2 * cost * mtbf / replay), sqrt(2 * batch_cost * mtbf))
-
-
-def _positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not (isfinite(number) and number > 0):
-            raise error("UCP-E-LIMIT", f"{name}= is a number above 0, not {number!r}", at=name)
-
-
-def _not_negative(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not (isfinite(number) and number >= 0):
-            raise error("UCP-E-LIMIT", f"{name}= is a number of seconds, not {number!r}", at=name)

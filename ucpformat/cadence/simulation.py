@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sized
+from dataclasses import asdict, dataclass
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING
 
+from ucpformat.cadence.amounts import is_number, require_kind, require_positive, require_seconds
 from ucpformat.cadence.intervals import LogIntervals
 from ucpformat.errors import error
 
@@ -67,9 +69,15 @@ class JobOutcome:
 def failure_gaps(mtbf: float, *, seed: int, count: int) -> list[float]:
     """Return seconds between failures that come at random: exponential, of mean ``mtbf``.
 
+    Raises:
+        UcpError: ``UCP-E-LIMIT`` for a time that is not above 0, and a count that is no number of gaps.
+
     >>> len(ucp.cadence.failure_gaps(100.0, seed=0, count=3))
     3
     """
+    require_positive(mtbf=mtbf)
+    if type(count) is not int or count < 0:
+        raise error("UCP-E-LIMIT", f"count= is a number of gaps, not {count!r}", at="count")
     source = random.Random(seed)  # noqa: S311 - a simulation
     return [source.expovariate(1 / mtbf) for _ in range(count)]
 
@@ -88,14 +96,20 @@ def simulate(training: float, costs: JobCosts, intervals: LogIntervals, gaps: Se
         gaps: seconds between failures, as `failure_gaps` gives them.
 
     Raises:
-        UcpError: ``UCP-E-LIMIT`` for an interval that is not above 0.
+        UcpError: ``UCP-E-LIMIT`` for training or an interval that is not above 0, and for what is below 0.
 
     >>> costs = ucp.cadence.JobCosts(full=1.0, restart=5.0)
     >>> found = ucp.cadence.simulate(100.0, costs, ucp.cadence.LogIntervals(10.0, float("inf")), gaps=[26.0])
     >>> found.failures, round(found.lost, 6), found.seconds
     (1, 4.0, 118.0)
     """
-    if not (intervals.full > 0 and intervals.batch > 0):
+    require_positive(training=training)
+    require_kind(JobCosts, costs=costs)
+    require_kind(LogIntervals, intervals=intervals)
+    require_seconds(**asdict(costs))
+    if not (isinstance(gaps, Sized) and all(is_number(one) and one >= 0 for one in gaps)):
+        raise error("UCP-E-LIMIT", f"gaps= are seconds, not {gaps!r}", at="gaps")
+    if not (all(map(is_number, intervals)) and intervals.full > 0 and intervals.batch > 0):
         raise error("UCP-E-LIMIT", f"intervals are seconds above 0, not {intervals}", at="intervals")
     seconds = lost = replayed = 0.0
     failures = 0
@@ -177,11 +191,15 @@ def best_interval(
     Returns:
         the interval, and the mean overhead with it.
 
+    Raises:
+        UcpError: as `simulate`; ``UCP-E-LIMIT`` where no job is given.
+
     >>> gaps = [ucp.cadence.failure_gaps(1_000.0, seed=seed, count=200) for seed in range(8)]
     >>> best, overhead = ucp.cadence.best_interval(50_000.0, ucp.cadence.JobCosts(full=2.0), gaps, most=500.0)
     >>> 30 < best < 120  # young(2, 1000) is 63
     True
     """
+    require_positive(most=most, jobs=len(gaps) if isinstance(gaps, Sized) else 0)
 
     def overhead(interval: float) -> float:
         intervals = LogIntervals(interval, batch)

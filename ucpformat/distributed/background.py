@@ -89,7 +89,7 @@ class BackgroundSaver:
         copier: Copier | None = None,
         bandwidth: float | None = None,
     ) -> None:
-        if arena_bytes is not None and arena_bytes < 1:
+        if arena_bytes is not None and not (isinstance(arena_bytes, int) and arena_bytes >= 1):
             message = f"an arena has room for a chunk at least, not {arena_bytes} bytes"
             raise error("UCP-E-LIMIT", message, at="arena_bytes")
         self._pacing = Pacing(bandwidth)

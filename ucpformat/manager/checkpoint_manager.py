@@ -100,7 +100,7 @@ class CheckpointManager:
         refuse_target(directory)
         self._pace = Pace(every, max_overhead, mtbf)
         self._increments = Increments(directory, full_every, incremental=incremental)
-        if not debris_age >= 0:
+        if isinstance(debris_age, bool) or not (isinstance(debris_age, int | float) and debris_age >= 0):
             raise error("UCP-E-LIMIT", f"an age is a number of seconds, not {debris_age!r}", at="debris_age")
         self.run: RunDirectory = open_run(directory)
         self.retention = Retention(keep_last, keep_every, keep_best, metric, mode)

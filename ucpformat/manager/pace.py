@@ -156,6 +156,8 @@ class Pace:
         if self._every is None:
             message = 'the manager was not told how often to save: give every=N, or every="auto"'
             raise error("UCP-E-MISMATCH", message, at="every")
+        if type(step) is not int:
+            raise error("UCP-E-MISMATCH", f"a step is a whole number, not {step!r}", at="step")
         if self._every != "auto":
             return step % self._every == 0
         if step == self._answer[0]:
