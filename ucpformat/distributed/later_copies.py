@@ -16,7 +16,7 @@ from ucpformat.cadence.copies import DueCopy, next_copy
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ucpformat.distributed.local_state import SlotName
     from ucpformat.distributed.snapshot import Batch, Snapshot
@@ -78,13 +78,18 @@ class LaterCopies:
     ) -> None:
         self._snapshot = snapshot
         self._left = {group: deque(numbers) for group, numbers in groups.items() if numbers}
+        """What nobody copies yet; from `begin` on in the order in which groups are expected to be waited for."""
+        self._groups: dict[int, list[frozenset[int]]] = {}
+        for group in self._left:
+            for fence in group:
+                self._groups.setdefault(fence, []).append(group)
         self._fences = fences
         self._pacing = pacing
         self._changed = threading.Condition()
-        self._open = frozenset[int]().union(*groups)
+        self._open = set[int]().union(*groups)
         self._waiting: set[int] = set()
         self._in_hand: frozenset[int] = frozenset()
-        self._batches: list[tuple[frozenset[int], Batch]] = []
+        self._batches: dict[frozenset[int], list[Batch]] = {}
         self._copied = 0
         self._began = 0.0
         self._failure: UcpError | None = None
@@ -94,6 +99,7 @@ class LaterCopies:
 
     def begin(self) -> None:
         """Let fences wait from here on."""
+        self._left = {group: self._left[group] for group in sorted(self._left, key=self._expected)}
         self._began = time.perf_counter()
         self._fences.arm(self.wait)
 
@@ -101,7 +107,7 @@ class LaterCopies:
         """Copy all, unless it is stopped; ``hand_on`` gets each batch. Raises what copying raises."""
         while numbers := self._next():
             for batch in self._snapshot.batches(numbers):
-                self._batches.append((self._in_hand, batch))
+                self._batches.setdefault(self._in_hand, []).append(batch)
                 hand_on(batch)
             with self._changed:
                 self._copied += sum(self._snapshot.sizes[number] for number in numbers)
@@ -112,7 +118,9 @@ class LaterCopies:
         """Return the pieces that go next, when their time has come; none when nothing is left."""
         with self._changed:
             while self._left and not self._is_over:
-                groups = sorted(self._left, key=self._expected)  # also of those that are late
+                # Those that are late come first of the others: they are in the order of these.
+                waited_for = sorted(self._left_at(self._waiting), key=self._expected)
+                groups = [*waited_for, next(iter(self._left))]
                 now = time.perf_counter() - self._began
                 heads = [
                     DueCopy(self._snapshot.sizes[self._left[group][0]], self._due(group, now))
@@ -148,8 +156,11 @@ class LaterCopies:
             del self._left[group]
         return numbers
 
+    def _left_at(self, fences: Iterable[int]) -> list[frozenset[int]]:
+        return [group for fence in fences for group in self._groups.get(fence, ()) if group in self._left]
+
     def _needs(self, fence: int) -> bool:
-        return not self._is_over and (fence in self._in_hand or any(fence in group for group in self._left))
+        return not self._is_over and (fence in self._in_hand or bool(self._left_at([fence])))
 
     def wait(self, fence: int) -> None:
         """Return when everything is copied that is waited for at a fence, or nothing will be any more."""
@@ -165,8 +176,8 @@ class LaterCopies:
             self._waiting.discard(fence)
             self._pass(fence)
             self.fenced += time.perf_counter() - began
-        for group, batch in list(self._batches):
-            if fence in group:
+        for group in self._groups.get(fence, ()):
+            for batch in self._batches.get(group, ()):
                 batch.copied.hold()
 
     def wait_for_all(self) -> None:
@@ -178,7 +189,7 @@ class LaterCopies:
         """Note that a fence is passed: what changes from here on is copied."""
         if fence not in self._open or self._is_over:
             return
-        self._open -= {fence}
+        self._open.discard(fence)
         slot = self._fences.changed(fence)
         if slot is not None and self._failure is None:
             message = (

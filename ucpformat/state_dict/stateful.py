@@ -97,7 +97,7 @@ def _is(value: object, name: str) -> bool:
 def _trained(key: str, module: Any, optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Unwrapped]]:
     """Yield a module and the optimizers that train it, by their keys.
 
-    Torch looks up all names of the module at each call, so that one call is for all optimizers that have states, unless
+    Torch looks up all names of the module for each optimizer that it is given. So it gets all of them as one, unless
     these train the same parameters: their states would become those of one.
     """
     from torch.distributed.checkpoint import state_dict as torch_names
@@ -106,24 +106,68 @@ def _trained(key: str, module: Any, optimizers: Mapping[str, Any]) -> Iterator[t
         torch_names.set_model_state_dict(module, found)
 
     fresh = {name: one for name, one in optimizers.items() if not one.state}
-    others = {name: one for name, one in optimizers.items() if one.state}
-    trained = [
-        id(one) for other in others.values() for group in other.param_groups for one in group["params"]
-    ]
-    if not others or len(trained) != len(set(trained)):
-        yield key, Unwrapped(torch_names.get_model_state_dict(module), fill_model)
-        contents = [torch_names.get_optimizer_state_dict(module, one) for one in others.values()]
-    else:
-        model, together = torch_names.get_state_dict(module, others.values())
-        yield key, Unwrapped(model, fill_model)
-        contents = list(_parted(together, [len(one.param_groups) for one in others.values()]))
-    for (name, optimizer), content in zip(others.items(), contents, strict=True):
-        yield name, Unwrapped(content, _filling(module, optimizer))
-    for name, optimizer in fresh.items():
-        torch_names.get_optimizer_state_dict(module, optimizer)  # makes a step
+    if idle := [one for one in fresh.values() if not _has_gradient(one)]:
+        torch_names.get_optimizer_state_dict(module, _as_one(idle))  # makes a step
+    for optimizer in fresh.values():
         _count_no_step(optimizer)
-        content = torch_names.get_optimizer_state_dict(module, optimizer)
-        yield name, Unwrapped(content, _filling(module, optimizer), optimizer.state.clear)
+    trained = [id(one) for optimizer in optimizers.values() for one in _parameters(optimizer)]
+    if not optimizers or len(trained) != len(set(trained)):
+        yield key, Unwrapped(torch_names.get_model_state_dict(module), fill_model)
+        contents = [torch_names.get_optimizer_state_dict(module, one) for one in optimizers.values()]
+    else:
+        model, together = torch_names.get_state_dict(module, _as_one(list(optimizers.values())))
+        yield key, Unwrapped(model, fill_model)
+        contents = list(_parted(together, [len(one.param_groups) for one in optimizers.values()]))
+    for (name, optimizer), content in zip(optimizers.items(), contents, strict=True):
+        leave = optimizer.state.clear if name in fresh else _nothing
+        yield name, Unwrapped(content, _filling(module, optimizer), leave)
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _has_gradient(optimizer: Any) -> bool:
+    return any(one.grad is not None for one in _parameters(optimizer))
+
+
+def _as_one(optimizers: Sequence[Any]) -> Any:
+    return [_Together(optimizers)]
+
+
+class _Together:
+    """Optimizers as one: as much of an optimizer as torch asks for its state dict, or to make a first step."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._optimizers = optimizers
+        self.param_groups = [group for one in optimizers for group in one.param_groups]
+        self.state = [one.state for one in optimizers if one.state]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their state dicts as one, with numbers of parameters that go on from one to the next."""
+        states: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        begin = 0
+        for one in self._optimizers:
+            own = one.state_dict()
+            states |= {begin + number: state for number, state in own["state"].items()}
+            groups += [
+                {**group, "params": [begin + number for number in group["params"]]}
+                for group in own["param_groups"]
+            ]
+            begin += len(list(_parameters(one)))
+        return {"state": states, "param_groups": groups}
+
+    def step(self, closure: None = None) -> None:
+        """Make a step of each."""
+        for one in self._optimizers:
+            one.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Take away the gradients of each."""
+        for one in self._optimizers:
+            one.zero_grad(set_to_none)
 
 
 def _filling(module: Any, optimizer: Any) -> Callable[[Any], None]:
@@ -156,7 +200,7 @@ def _count_no_step(optimizer: Any) -> None:
 
 def _module_of(key: str, optimizer: Any, modules: Mapping[str, set[int]]) -> str:
     """Return the key of the module, given its parameters by their `id`, that an optimizer trains."""
-    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    wanted = {id(parameter) for parameter in _parameters(optimizer)}
     for name, parameters in modules.items():
         if wanted <= parameters:
             return name
