@@ -163,7 +163,7 @@ LINES = [
     Line("an epoch of another log", epoch_of_another_log, "UCP-E-LOG", "another log"),
     Line("a stale epoch", checkpoint_that_was_given_up, "UCP-E-LOG", "given up", True, False),
     Line("no log document", lambda run: (run / LOG / "log.json").unlink(), "UCP-E-MISSING", "restore it"),
-    Line("no epoch", lambda run: (run / LOG / "epochs/0.json").unlink(), "UCP-E-LOG", "has no epoch"),
+    Line("no epoch", lambda run: (run / LOG / "epochs/0.json").unlink(), "UCP-E-MISSING", "epoch 0 is gone"),
 ]
 
 

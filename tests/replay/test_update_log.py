@@ -213,6 +213,38 @@ class TestDamage:
         with pytest.raises(ucp.UcpError, match="no checkpoint to begin with"):
             recovered(tmp_path)
 
+    @pytest.mark.parametrize(("full_every", "with_batches"), [(None, True), (2, True), (2, False)])
+    def test_the_document_of_the_newest_epoch_is_gone(
+        self, tmp_path: Path, full_every: int | None, with_batches: bool
+    ) -> None:
+        """Its steps are lost, or those behind its checkpoints: they are no branch that was given up."""
+        logged(tmp_path, 4, full_every=None)
+        job, recovery = recovered(tmp_path)
+        with ucp.UpdateLog(
+            tmp_path,
+            job.model,
+            job.optimizer,
+            state=job.objects,
+            after=recovery,
+            full_every=full_every,
+            keep_full=9,
+        ) as log:
+            job.train(log, 4, 8)
+        (tmp_path / "updates.ucplog/epochs/1.json").unlink()
+        if not with_batches:
+            shutil.rmtree(tmp_path / "updates.ucplog/batches/1")
+        with pytest.raises(ucp.UcpError, match=r"UCP-E-MISSING.*epoch 1 is gone.*allow_loss=True"):
+            recovered(tmp_path)
+        job, recovery = recovered(tmp_path, allow_loss=True)
+        assert (recovery.step, recovery.faults[0].code) == (4, "UCP-E-MISSING")
+        job.require_equal(trained(4))
+
+    def test_the_log_is_gone(self, tmp_path: Path) -> None:
+        logged(tmp_path, 4, full_every=2)
+        shutil.rmtree(tmp_path / "updates.ucplog")
+        _, recovery = recovered(tmp_path)
+        assert (recovery.step, [fault.code for fault in recovery.faults]) == (4, ["UCP-E-MISSING"])
+
     def test_a_checkpoint_of_another_run(self, tmp_path: Path) -> None:
         """UCP-R-039."""
         logged(tmp_path / "a", 4, full_every=None)

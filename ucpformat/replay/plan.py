@@ -13,7 +13,7 @@ from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import local_path, name_of
 from ucpformat.update_log.documents import least_exact
 from ucpformat.update_log.durability import extent_of, require_on_branch
-from ucpformat.update_log.place import SUFFIX
+from ucpformat.update_log.place import SUFFIX, epoch_key
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.residuals import residuals_step
 
@@ -39,6 +39,8 @@ __all__ = [
     "plan_with_log",
 ]
 
+_EPOCH_GONE: Final = "the document of epoch {} is gone, and what was logged in it counts"
+_ALLOW_LOSS: Final = "restore it from a copy; recover(allow_loss=True) goes on without"
 LOG_NAME: Final = "updates.ucplog"
 STATELESS: Final = "stateless"
 """The value of a checkpoint that names parameters whose optimizer states are none, though slots of zeros are there."""
@@ -163,7 +165,20 @@ def plan_or_problem(run: str | os.PathLike[str], log: StoredLog) -> tuple[Recove
 
 
 def _without_steps(directory: RunDirectory) -> RecoveryPlan:
-    return RecoveryPlan([_alone(step, directory.path(step)) for step in directory.steps()[::-1]], [])
+    steps = directory.steps()[::-1]
+    faults: list[Problem] = []
+    if steps and _has_had_log(directory.path(steps[0])):
+        message = "this run had an update log, which is gone: what it had behind the checkpoint is lost"
+        faults.append(Problem("UCP-E-MISSING", LOG_NAME, message))
+    return RecoveryPlan([_alone(step, directory.path(step)) for step in steps], faults)
+
+
+def _has_had_log(path: str) -> bool:
+    try:
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.root.progress is not None and checkpoint.root.progress.log is not None
+    except UcpError:
+        return False  # a recovery says what is wrong with it
 
 
 def plan_with_log(
@@ -176,10 +191,12 @@ def plan_with_log(
         message = "the log has steps, and the run no checkpoint to begin with: it was removed"
         raise error("UCP-E-LOG", message, at=log.url)
     if not log.has_batches():
-        return _begun(log, directory, steps)
+        return _begun(log, directory, steps, allow_loss)
     log.branch()  # what is wrong with documents of the log is no fault of a checkpoint
     found: list[Candidate] = []
-    faults: list[Problem] = []
+    faults = _lost_epochs(log)
+    if faults and not allow_loss:
+        raise error(faults[0].code, f"{faults[0].message}; {_ALLOW_LOSS}", at=faults[0].at)
     for step in steps:
         path = directory.path(step)
         try:
@@ -189,6 +206,7 @@ def plan_with_log(
                 raise error("UCP-E-LOG", message, at=path)
         except UcpError as problem:
             _require_answer(problem, log)
+            _require_epoch(problem, allow_loss)
             faults.append(Problem(problem.code, path, f"passed over: {problem.message}"))
             continue
         if not found:
@@ -202,13 +220,13 @@ def plan_with_log(
     return RecoveryPlan(found, faults)
 
 
-def _begun(log: StoredLog, directory: RunDirectory, steps: list[int]) -> RecoveryPlan:
+def _begun(log: StoredLog, directory: RunDirectory, steps: list[int], allow_loss: bool) -> RecoveryPlan:
     """Return the plan for a log that was only begun, or whose steps a replica has had: checkpoints alone are durable.
 
     Those that are of the log, and not on its branch, were given up in a recovery; others may be of no log.
 
     Raises:
-        UcpError: ``UCP-E-LOG`` where all were given up.
+        UcpError: ``UCP-E-LOG`` where all were given up, ``UCP-E-MISSING`` where the epoch of one is gone.
     """
     branch = log.branch()
     found: list[Candidate] = []
@@ -221,6 +239,7 @@ def _begun(log: StoredLog, directory: RunDirectory, steps: list[int]) -> Recover
                 position = _position(log, checkpoint, path)
         except UcpError as problem:
             _require_answer(problem, log)
+            _require_epoch(problem, allow_loss)
         try:
             if position is not None:
                 require_on_branch(branch, position.epoch, step, path)
@@ -248,6 +267,19 @@ def oldest_usable(log: StoredLog, directory: RunDirectory, steps: Iterable[int])
     return None
 
 
+def _lost_epochs(log: StoredLog) -> list[Problem]:
+    """Return the epochs behind the newest one that have batches: their documents are gone."""
+    newest = log.keys.epochs[-1] if log.keys.epochs else -1
+    numbers = sorted({key.epoch for key in log.keys.batches if key.epoch > newest})
+    return [Problem("UCP-E-MISSING", epoch_key(number), _EPOCH_GONE.format(number)) for number in numbers]
+
+
+def _require_epoch(problem: UcpError, allow_loss: bool) -> None:
+    """Raise again that the document of an epoch is gone: its steps are, unless they may be lost."""
+    if problem.at.startswith("epochs/") and problem.code == "UCP-E-MISSING" and not allow_loss:
+        raise error(problem.code, f"{problem.message}; {_ALLOW_LOSS}", at=problem.at)
+
+
 def _require_answer(problem: UcpError, log: StoredLog) -> None:
     """Raise again what says that an object store has not answered: that is no fault of what lies there."""
     if log.store.is_remote and problem.code == "UCP-E-STORE":
@@ -260,6 +292,8 @@ def _position(log: StoredLog, checkpoint: Checkpoint, path: str) -> LogPosition:
     position = None if progress is None else progress.log
     if position is None or position.id != log.document.id:
         raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
+    if position.epoch > max(log.keys.epochs, default=-1):
+        raise error("UCP-E-MISSING", _EPOCH_GONE.format(position.epoch), at=epoch_key(position.epoch))
     return position
 
 
