@@ -5,11 +5,12 @@ import {readFileSync, readdirSync, writeFileSync} from 'node:fs';
 import {join} from 'node:path';
 import {test} from 'node:test';
 import {DirectoryStore} from '../node/store.mjs';
-import {write} from '../node/index.mjs';
+import {beginEpoch, write} from '../node/index.mjs';
+import {logOverview} from '../view/log.mjs';
 import {Session} from '../view/session.mjs';
 import {Summary} from '../view/summary.mjs';
 import {
-  byName, bySize, change, changeOf, globTest, rowsOf, sideOf, treeOf,
+  byName, bySize, change, changeOf, changeOfSlot, flatRows, globTest, rowsOf, sideOf, treeOf,
 } from '../view/tree.mjs';
 import {checkpointsAmong} from '../view/files.mjs';
 import {slotOf, temporary, writeSmall} from './helpers.mjs';
@@ -104,6 +105,8 @@ test('the tree has modules of the names, and folds chains', () => {
   assert.deepEqual(labels([], bySize), ['layers.', 'head/x.y']);
   assert.deepEqual(labels(['layers.'], byName), ['head/x.y', 'layers.', '0.w', '2.w', '10.w']);
   assert.deepEqual(treeOf(atomsOf('a', 'a.b')).children.size, 2);
+  const flat = flatRows(atomsOf('layers.0.w', 'head.x', 'a'), bySize);
+  assert.deepEqual(flat.map(({label, open, share}) => [label, open, share]), [['a', null, 1 / 2], ['head.x', null, 1 / 3], ['layers.0.w', null, 1 / 6]]);
 });
 
 test('the tree is the same in any order of names, and names that look like its keys are names', () => {
@@ -141,6 +144,38 @@ test('changes are told by content digests', () => {
   assert.equal(change(atom('x'), atom(null)), 'unknown');
   assert.equal(change(atom('x'), undefined), 'added');
   assert.equal(change(undefined, atom('x')), 'removed');
+  const [slot, other, unread] = ['x', 'y', undefined].map((content) => atom(content).slots[0]);
+  assert.deepEqual([slot, other, unread, {...slot, shape: [1]}, undefined].map((one) => changeOfSlot(slot, one)),
+    ['same', 'changed', 'unknown', 'changed', 'added']);
+  assert.equal(change({slots: [slot, {...slot, name: 'exp'}]}, {slots: [slot, {...slot, name: 'step'}]}), 'changed');
+  assert.equal(change({slots: [unread, {...slot, name: 'exp'}]}, {slots: [slot, {...other, name: 'exp'}]}), 'changed');
+});
+
+test('a run shows metrics and a cadence of the types that they have', (t) => {
+  const path = join(temporary(t), 'x');
+  const summaryOf = (every) => {
+    write({
+      path: `${path}-${every}`, storage: 'packed', chunkBytes: 64, atoms: [], annotations: new Map([
+        ['org.ucpformat.metrics', new Map([['loss', 2], ['name', 'x']])],
+        ['org.ucpformat.cadence', new Map([['every', every], ['reason', 'why']])],
+      ]),
+    });
+    return new Session(new DirectoryStore(`${path}-${every}`)).summary();
+  };
+  const {cadence, metrics} = summaryOf(5);
+  assert.deepEqual([cadence, metrics], [{every: 5, reason: 'why'}, [['loss', 2]]]);
+  assert.equal(summaryOf('often').cadence, null);
+});
+
+test('an epoch without batches has no last one', (t) => {
+  const path = join(temporary(t), 'x.ucplog');
+  const writer = beginEpoch(path, {
+    firstStep: 5, after: null, ranks: 1, tensors: [], pieces: [], groups: [], optimizer: {type: 'ucp.sgd', profile: {}}, exactness: 'bitwise',
+  });
+  const lastBatch = () => logOverview(new DirectoryStore(path)).epochs.map(({first_step: first, last_batch: last}) => [first, last]);
+  assert.deepEqual(lastBatch(), [[5, null]]);
+  writer.write(0, {steps: [{options: [], entries: []}]});
+  assert.deepEqual(lastBatch(), [[5, 5]]);
 });
 
 test('an alias that became an atom, or back, is told as such', () => {

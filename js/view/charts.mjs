@@ -5,10 +5,11 @@
 import {extents, h, human, short, svg, visible} from './dom.mjs';
 import {withOnlyChildren} from './tree.mjs';
 
+/** @typedef {import('./matrix.mjs').HeatMap} HeatMap */
 /**
- * A tensor as a matrix of cells, each the mean of what was read of it, if anything was.
- * @typedef {{rows: number, columns: number, height: number, width: number, cells: Float64Array, held: Float64Array,
- *   isWhole: boolean}} HeatMap
+ * Who holds what of a tensor: the first coordinates of `count`, none where there are too many boxes to draw.
+ * @typedef {{axes: import('../lib/mesh.mjs').Axis[], steps: string[], shape: number[], count: number,
+ *   holders: {coordinate: number[], shape: number[] | null, boxes: Box[]}[]}} Held
  */
 /** @typedef {import('./tree.mjs').Module} Module */
 /** @typedef {{x: number, y: number, width: number, height: number}} Area */
@@ -92,8 +93,7 @@ const flat = (list, fallback) => [list.at(-2) ?? fallback, list.at(-1) ?? fallba
 
 /**
  * A drawing of who holds what, with a slider over ranks.
- * @param {{axes: import('../lib/mesh.mjs').Axis[], steps: string[], shape: number[], count: number,
- *   holders: {coordinate: number[], shape: number[] | null, boxes: Box[]}[]}} layout
+ * @param {Held} layout
  */
 export function layoutDrawing({
   axes, steps, shape, count, holders,

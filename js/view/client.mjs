@@ -6,12 +6,16 @@
 const MANY_PARTS = 4;
 const MAX_WORKERS = 4;
 
+/** @typedef {import('./worker.mjs').Methods} Methods */
+
 /** What the worker answers in place of a result. */
 export class Refusal extends Error {
   /** @param {{code: string | null, at: string, detail: string}} told */
   constructor({code, at, detail}) {
     super([code, at, detail].filter(Boolean).join(': '));
     this.code = code;
+    this.at = at;
+    this.detail = detail;
   }
 }
 
@@ -44,9 +48,10 @@ export class Client {
   }
 
   /**
-   * @param {string} method
-   * @param {object} params
-   * @returns {Promise<any>}
+   * @template {keyof Methods} M
+   * @param {M} method
+   * @param {Parameters<Methods[M]>[0]} params
+   * @returns {Promise<ReturnType<Methods[M]>>}
    */
   ask(method, params) {
     const id = this.#next;
@@ -60,8 +65,8 @@ export class Client {
   /**
    * The atoms of each index part of a side that is open, in order. Many parts are read by several workers, since
    * parsing and checking is most of the work.
-   * @param {{side: string, source: object, parts: number, contents: boolean}} what
-   * @returns {AsyncGenerator<object[]>}
+   * @param {{side: string, source: import('./worker.mjs').Source, parts: number, contents: boolean}} what
+   * @returns {AsyncGenerator<import('./tree.mjs').AtomRow[]>}
    */
   async* parts({
     side, source, parts, contents,

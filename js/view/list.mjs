@@ -9,8 +9,9 @@ const HEIGHT = 24;
 const MAX_PIXELS = 16_000_000;
 const BEYOND = 8;
 
+/** @template {{open: boolean | null}} Row of which `open` is null where there is nothing to fold */
 export class VirtualList {
-  /** @type {any[]} of what kind, who makes elements of them knows */
+  /** @type {Row[]} */
   #rows = [];
   #chosen = 0;
   #space = h('div');
@@ -18,8 +19,8 @@ export class VirtualList {
 
   /**
    * @param {HTMLElement} element
-   * @param {{make: (row: any, index: number) => HTMLElement, open: (row: any) => void,
-   *   fold: (row: any, open: boolean) => void}} actions
+   * @param {{make: (row: Row, index: number) => HTMLElement, open: (row: Row) => void,
+   *   fold: (row: Row, open: boolean) => void}} actions
    */
   constructor(element, actions) {
     this.element = element;

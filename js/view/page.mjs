@@ -3,66 +3,102 @@
  */
 
 import {bytesMap} from './charts.mjs';
-import {Client} from './client.mjs';
+import {Client, Refusal} from './client.mjs';
+import {configuration} from './configuration.mjs';
 import {
   counted, extents, h, human, own, shortened,
 } from './dom.mjs';
 import {checkpointsAmong, chosenFiles, droppedFiles} from './files.mjs';
 import {VirtualList} from './list.mjs';
 import {patternsForm, planForm, planView} from './plan.mjs';
+import {problemsView} from './problems.mjs';
 import {runView} from './run.mjs';
+import {stateView} from './state.mjs';
 import {showTensor} from './tensor.mjs';
 import {
-  behind, byName, bySize, changeOf, globTest, rowsOf, sideOf, treeOf,
+  behind, byName, bySize, changeOf, flatRows, globTest, rowsOf, sideOf, treeOf,
 } from './tree.mjs';
 
 const MAX_LABEL = 160;
-const MAX_PROBLEMS = 1000;
-/** An element of page.html, which has all that are asked for. */
+/**
+ * An element of page.html, which has all that are asked for.
+ * @param {string} id
+ */
 const $ = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
-/** The same of those that are filled in. */
+/**
+ * The same of those that are filled in.
+ * @param {string} id
+ */
 const field = (id) => /** @type {HTMLInputElement} */ (document.getElementById(id));
-/** The button of a view. */
+/**
+ * The button of a view.
+ * @param {string} name
+ */
 const tab = (name) => /** @type {HTMLButtonElement} */ (document.querySelector(`[data-view="${name}"]`));
 /** @returns {NodeListOf<HTMLButtonElement>} */
 const tabs = () => document.querySelectorAll('nav button');
+/** @param {unknown} error */
 const said = (error) => /** @type {Error} */ (error).message;
+/** @param {unknown} error */
+const failed = (error) => h('p', {class: 'error', role: 'alert'}, said(error));
 
-/** @typedef {import('./tree.mjs').AtomRow} Row */
+/** @typedef {import('./tree.mjs').AtomRow} AtomRow */
 /** @typedef {import('./tree.mjs').Module} Module */
-/** @typedef {{label: string, source: object, statistics?: Record<string, Record<string, object>>}} Choice */
+/** @typedef {import('./tree.mjs').Side} Side */
+/** @typedef {import('./configuration.mjs').Choice} Choice */
+/** @typedef {import('./session.mjs').Session} Session */
+/** @typedef {{atoms: number, changed: number, bytes: number}} Changes of what is below a module; bytes of what changed */
+/** @typedef {{a: Map<string, AtomRow>, b: Map<string, AtomRow> | null}} Atoms by name, of the side that is shown and of the one it is compared with */
+
+/**
+ * An update log that the worker refuses.
+ * @param {unknown} error
+ * @returns {import('./log.mjs').LogOverview}
+ */
+function refusedLog(error) {
+  if (!(error instanceof Refusal)) throw error;
+  const {code, at, detail} = error;
+  return {id: null, epochs: [], problem: {code, at, message: detail}};
+}
 
 class Page {
-  /** @type {{a: Map<string, Row>, b: Map<string, Row> | null}} atoms by name, of the side that is shown and of the one it is compared with */
+  /** @type {Atoms} */
   atoms = {a: new Map(), b: null};
-  /** @type {{a: import('./tree.mjs').Side, b: import('./tree.mjs').Side} | null} the same of a comparison, when both are read */
+  /** @type {{a: Side, b: Side} | null} the same of a comparison, when both are read */
   sides = null;
+  /** @type {Choice | null} */
+  shown = null;
+  /** @type {Session['root'] | null} what the root document of the checkpoint that is shown says, when it is read */
+  root = null;
   /** @type {Set<string>} names of modules */
   open = new Set();
-  /** @type {Row[]} */
+  /** @type {AtomRow[]} */
   chosenAtoms = [];
   /** @type {Module | null} */
   madeTree = null;
-  /** @type {WeakMap<Module, {atoms: number, changed: number, bytes: number}>} what is known of modules of that tree */
+  /** @type {WeakMap<Module, Changes>} what is known of modules of that tree */
   changes = new WeakMap();
-  /** @type {Parameters<typeof planView>[0] | null} */
+  /** @type {import('./plan.mjs').Plan | null} */
   plan = null;
-  /** What the update log of the run has, or null. */
+  /** @type {import('./log.mjs').LogOverview | null} of the run */
   log = null;
   /** @type {Record<string, object>} ready-made pattern documents, by name */
   patterns = {};
 
+  /** @type {Choice[]} */
+  choices = [];
+
   /** @param {() => Worker} makeWorker */
-  constructor(makeWorker, choices) {
+  constructor(makeWorker) {
     this.client = new Client(makeWorker);
     this.client.onfetched = ({requests, bytes}) => {
       $('fetched').textContent = `${requests.toLocaleString('en')} reads, ${human(bytes)}`;
       $('fetched').dataset.bytes = String(bytes);
     };
-    this.choices = choices;
+    /** @type {VirtualList<import('./tree.mjs').Row>} */
     this.list = new VirtualList($('list'), {
       make: (row) => this.#row(row),
-      open: ({module}) => this.show(module.atom),
+      open: ({module: {atom}}) => { if (atom) this.show(atom); },
       fold: ({module}, isOpen) => this.fold(module.name, isOpen),
     });
     for (const id of ['search', 'changed']) $(id).addEventListener('input', () => this.choose());
@@ -90,7 +126,10 @@ class Page {
     });
   }
 
-  /** Adds the checkpoints among files, a run with its update log or a single one, and shows the last. */
+  /**
+   * Adds the checkpoints among files, a run with its update log or a single one, and shows the last.
+   * @param {import('./files.mjs').Named[]} files
+   */
   async add(files) {
     const {checkpoints, log} = checkpointsAmong(files);
     if (checkpoints.length === 0 && !log) {
@@ -98,7 +137,7 @@ class Page {
       return;
     }
     if (log) {
-      this.log = await this.client.ask('log', {files: log}).catch(({message}) => ({problem: {code: '', message}}));
+      this.log = await this.client.ask('log', {files: log}).catch(refusedLog);
     }
     const first = this.choices.length;
     for (const {label, files: theirs} of checkpoints) this.choices.push({label, source: {files: theirs}});
@@ -112,7 +151,12 @@ class Page {
     }
   }
 
+  /**
+   * @param {number} a index of the choice that is shown
+   * @param {number | null} b and of the one that it is compared with
+   */
   fillChoices(a, b) {
+    /** @param {number | null} chosen */
     const options = (chosen) => this.choices.map(({label}, i) => h('option', {value: i, selected: i === chosen}, label));
     $('side-a').replaceChildren(...options(a));
     $('side-b').replaceChildren(h('option', {value: ''}, 'nothing'), ...options(b));
@@ -120,6 +164,7 @@ class Page {
     tab('run').hidden = this.choices.length < 2 && this.log === null;
   }
 
+  /** @param {string} text nothing to take a refusal back */
   refuse(text) {
     $('refusal').textContent = text;
     $('refusal').hidden = text === '';
@@ -144,27 +189,31 @@ class Page {
     tab('plan').hidden = true;
     $('tensor').replaceChildren(h('p', {class: 'quiet'}, 'Choose a tensor. Keys: / searches, arrows move, Enter opens.'));
     document.body.classList.add('unchosen');
-    this.atoms = {a: new Map(), b: null};
+    /** @type {Atoms} */
+    const mine = {a: new Map(), b: null};
+    this.atoms = mine;
     this.sides = null;
     this.root = null;
     this.open = new Set();
-    const mine = this.atoms;
+    this.choose();
     try {
-      this.root = await this.client.ask('open', {side: 'a', source: a.source});
-      this.facts();
-      tab('plan').hidden = this.plan === null && this.root.meshes.length === 0;
-      await this.read('a', a.source, this.root.parts, b !== null);
+      const root = await this.client.ask('open', {side: 'a', source: a.source});
+      if (this.atoms !== mine) return; // others have been chosen meanwhile, here and below
+      this.root = root;
+      this.facts(root);
+      tab('plan').hidden = this.plan === null && root.meshes.length === 0;
+      await this.read('a', mine.a, a.source, root.parts, b !== null);
       if (b && this.atoms === mine) {
         mine.b = new Map();
         const {parts} = await this.client.ask('open', {side: 'b', source: b.source});
-        await this.read('b', b.source, parts, true);
+        await this.read('b', mine.b, b.source, parts, true);
       }
     } catch (error) {
       if (this.atoms !== mine) return;
       this.refuse(said(error));
       if (!this.root) $('facts').textContent = 'cannot be opened';
     }
-    if (this.atoms !== mine) return; // others have been chosen meanwhile
+    if (this.atoms !== mine) return;
     this.sides = this.atoms.b && {a: sideOf(this.atoms.a), b: sideOf(this.atoms.b)};
     $('changed-only').hidden = !this.atoms.b;
     this.chosen = this.#chosen();
@@ -174,28 +223,34 @@ class Page {
     document.body.dataset.ready = String(this.atoms.a.size);
   }
 
-  /** Reads the index parts of a side, and lists what is there after each. */
-  async read(side, source, parts, contents) {
-    const listed = this.atoms[side];
+  /**
+   * Reads the index parts of a side, and lists what is there after each.
+   * @param {'a' | 'b'} side
+   * @param {Map<string, AtomRow>} listed that side's atoms, as long as it is the same checkpoint
+   * @param {import('./worker.mjs').Source} source
+   * @param {number} parts
+   * @param {boolean} contents
+   */
+  async read(side, listed, source, parts, contents) {
     for await (const atoms of this.client.parts({
       side, source, parts, contents,
     })) {
       const isFirst = listed.size === 0;
       for (const atom of atoms) listed.set(atom.name, atom);
-      if (this.atoms[side] !== listed) return; // others have been chosen meanwhile
+      if (this.atoms[side] !== listed) return;
       if (side === 'a' && isFirst) this.choose();
     }
   }
 
-  facts() {
-    const {root} = this;
+  /** @param {Session['root']} root */
+  facts(root) {
     $('facts').title = root.digest;
     const producer = root.producer && JSON.parse(root.producer);
     $('facts').textContent = [
       root.step === null ? 'no step' : `step ${root.step}`,
       producer && `by ${producer.name} ${producer.version}`,
       counted(root.atoms, 'atom'), `storage ${root.storage}`,
-      ...root.meshes.map(({axes}) => `mesh ${axes.map(({name, size, sizes}) => `${name}=${size ?? sizes.join('+')}`).join(' × ')}`),
+      ...root.meshes.map(({axes}) => `mesh ${axes.map(({name, size, sizes}) => `${name}=${size ?? sizes?.join('+')}`).join(' × ')}`),
       ...root.readFeatures.map((name) => `needs ${name}`), shortened(root.digest, 24),
     ].filter(Boolean).join('; ');
   }
@@ -210,13 +265,18 @@ class Page {
     }
   }
 
+  /**
+   * @param {string} name of an atom
+   * @returns {ReturnType<typeof changeOf>}
+   */
   changeOf(name) {
     return this.sides ? changeOf(name, this.sides.a, this.sides.b) : {state: 'same', told: ''};
   }
 
   /**
    * What became of what is below a module, against the checkpoint that this one is compared with.
-   * @returns {{atoms: number, changed: number, bytes: number}} bytes of what changed
+   * @param {Module} module
+   * @returns {Changes}
    */
   changesOf(module) {
     const known = this.changes.get(module);
@@ -238,7 +298,10 @@ class Page {
     return found;
   }
 
-  /** What became of a module, in words; nothing where that is nothing. */
+  /**
+   * What became of a module, in words; nothing where that is nothing.
+   * @param {Module} module
+   */
   #changesTold(module) {
     const {atoms, changed} = this.changesOf(module);
     return changed === 0 ? '' : `${changed === atoms ? 'all' : changed.toLocaleString('en')} of ${counted(atoms, 'atom')} changed`;
@@ -278,30 +341,32 @@ class Page {
   relist() {
     const atoms = this.chosen;
     const order = field('by-size').checked ? bySize : byName;
+    const isFlat = field('flat').checked || field('search').value !== '';
+    this.list.rows = isFlat ? flatRows(atoms, order) : rowsOf(this.tree, this.open, order);
     const total = atoms.reduce((sum, {bytes}) => sum + bytes, 0);
-    if (field('flat').checked || field('search').value !== '') {
-      const rows = atoms.map((atom) => ({
-        level: 0, label: atom.name, open: null, share: total > 0 ? atom.bytes / total : 0, module: {atom, bytes: atom.bytes, label: atom.name, name: atom.name},
-      }));
-      this.list.rows = rows.sort((x, y) => order(x.module, y.module));
-    } else {
-      this.list.rows = rowsOf(this.tree, this.open, order);
-    }
     $('count').textContent = atoms.length === 0 && this.atoms.a.size > 0 ? 'no atom fits' : `${counted(atoms.length, 'atom')}, ${human(total)}`;
   }
 
+  /**
+   * @param {string} name of a module
+   * @param {boolean} isOpen
+   */
   fold(name, isOpen) {
     if (isOpen) this.open.add(name);
     else this.open.delete(name);
     this.relist();
   }
 
-  /** What statistics that came with the page say against an atom. */
+  /**
+   * What statistics that came with the page say against an atom.
+   * @param {AtomRow} atom
+   */
   #broken(atom) {
-    const found = Object.values(own(this.shown.statistics, atom.name) ?? {});
+    const found = Object.values(own(this.shown?.statistics, atom.name) ?? {});
     return `${found.some(({nan}) => nan > 0) ? ', has NaN' : ''}${found.some(({inf}) => inf > 0) ? ', has infinities' : ''}`;
   }
 
+  /** @param {import('./tree.mjs').Row} row */
   #row({
     level, label, open, share, module,
   }) {
@@ -313,7 +378,7 @@ class Page {
     bar.style.width = `${100 * share}%`;
     const name = h('span', {class: 'name', title: atom ? atom.name : module.name},
       open === null ? '' : open ? '▾ ' : '▸ ', h('bdi', {}, shortened(label, MAX_LABEL)),
-      value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${shortened(told, MAX_LABEL)}`}${this.#broken(atom)}`)
+      atom && value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${shortened(told, MAX_LABEL)}`}${this.#broken(atom)}`)
         : !atom && told ? h('span', {class: 'kind'}, told) : null);
     name.style.paddingLeft = `${level}em`;
     return h('div', {
@@ -321,6 +386,7 @@ class Page {
     }, name, h('span', {class: 'size'}, human(module.bytes)), h('span', {}, bar));
   }
 
+  /** @param {AtomRow} atom */
   show(atom) {
     document.body.classList.remove('unchosen');
     $('tensor').scrollTop = 0;
@@ -329,8 +395,9 @@ class Page {
     if ($('tensor').getBoundingClientRect().top > 0.7 * innerHeight) $('tensor').scrollIntoView();
   }
 
+  /** @param {AtomRow} atom */
   #fill(atom) {
-    const {sides} = this;
+    const {sides, shown, root} = this;
     const mine = sides ? behind(sides.a, atom.name) : atom;
     const {state, told} = this.changeOf(atom.name);
     if (!mine) {
@@ -338,15 +405,18 @@ class Page {
       return;
     }
     showTensor($('tensor'), this.client, {...mine, name: atom.name}, 'value', {
-      known: own(this.shown.statistics, mine.name) ?? {},
-      carried: own(this.shown.source.previews, mine.name) ?? {},
+      known: own(shown?.statistics, mine.name) ?? {},
+      carried: own(shown?.source.previews, mine.name) ?? {},
       other: sides ? behind(sides.b, atom.name) ?? null : null,
       change: told === state ? '' : told,
-      layouts: this.root.layouts.map(({mesh, steps}) => ({mesh: this.root.meshes[mesh], steps})),
+      layouts: root ? root.layouts.map(({mesh, steps}) => ({mesh: root.meshes[mesh], steps})) : [],
     });
   }
 
-  /** Shows one of the views beside the tensor. */
+  /**
+   * Shows one of the views beside the tensor.
+   * @param {string | undefined} name
+   */
   view(name) {
     for (const button of tabs()) button.setAttribute('aria-pressed', String(button.dataset.view === name));
     for (const id of ['tensors', 'map', 'plan', 'run', 'state', 'problems']) $(id).hidden = id !== name;
@@ -359,7 +429,7 @@ class Page {
 
   /** The plan that came with the page, and those that it makes itself. */
   planned() {
-    const {meshes} = this.root;
+    const meshes = this.root?.meshes ?? [];
     $('plan').replaceChildren(...(this.plan ? [planView(this.plan)] : []),
       ...(meshes.length > 0 ? [planForm(meshes, (sizes) => this.client.ask('wholePlan', {side: 'a', sizes}),
         this.sides && (() => this.client.ask('planTo', {side: 'a', other: 'b'}))),
@@ -367,15 +437,17 @@ class Page {
         (question) => this.client.ask('patternPlan', {side: 'a', ...question}))] : []));
   }
 
-  /** @param {object[]} path modules from the top to the one that is shown */
+  /** @param {Module[]} path from the top to the module that is shown */
   map(path) {
     const crumbs = path.map((module, i) => h('button', {type: 'button', onclick: () => this.map(path.slice(0, i + 1))}, module.label || 'all'));
     const module = path[path.length - 1];
+    /** @param {Module[]} below */
     const into = (below) => {
       const {atom} = below[below.length - 1];
       if (atom) this.show(atom);
       else this.map([...path, ...below]);
     };
+    /** @param {Module} item */
     const shadeOf = (item) => {
       const {bytes} = this.changesOf(item);
       const share = item.bytes > 0 ? Math.round((100 * bytes) / item.bytes) : 0;
@@ -389,6 +461,7 @@ class Page {
   /** What there is to show, by step. */
   async run() {
     $('run').replaceChildren(h('p', {class: 'quiet'}, 'reading…'));
+    /** @type {import('./run.mjs').Listed[]} */
     const found = [];
     for (const [index, {label, source}] of this.choices.entries()) {
       try {
@@ -400,6 +473,7 @@ class Page {
         });
       }
     }
+    /** @type {(index: number, other?: number) => void} */
     const choose = (index, other) => {
       field('side-a').value = String(index);
       if (other !== undefined) field('side-b').value = String(other);
@@ -411,77 +485,24 @@ class Page {
 
   async state() {
     try {
-      const {
-        values, optimizers, blobs, images,
-      } = await this.client.ask('state', {side: 'a'});
-      const table = (rows) => (rows.length === 0 ? h('p', {class: 'quiet'}, 'none') : h('div', {class: 'scroll'}, h('table', {}, h('tbody', {}, rows.map(([name, value]) => h('tr', {},
-        h('th', {class: 'text', scope: 'row'}, name), h('td', {class: 'text'}, shortened(value, 2000))))))));
-      $('state').replaceChildren(
-        h('h2', {}, 'values'), table(values),
-        ...optimizers.flatMap(([name, groups]) => [h('h2', {}, `optimizer ${name}`), ...groups.map((group) => h('div', {}, h('p', {class: 'quiet'}, `${group.atoms} atoms`), table(group.options)))]),
-        h('h2', {}, 'blobs'), table(blobs.map(({name, mediaType, length}) => [name, `${mediaType}, ${human(length)}`])),
-        h('h2', {}, 'process images'), table(images.map((name) => [name, ''])));
+      $('state').replaceChildren(...stateView(await this.client.ask('state', {side: 'a'})));
     } catch (error) {
-      $('state').replaceChildren(h('p', {class: 'error', role: 'alert'}, said(error)));
+      $('state').replaceChildren(failed(error));
     }
   }
 
-  #problem({
-    code, at, detail, atom,
-  }) {
-    const known = atom === null ? null : this.atoms.a.get(atom);
-    const link = known ? h('button', {type: 'button', onclick: () => this.show(known)}, shortened(atom, 60)) : shortened(atom ?? '', 60);
-    return h('tr', {}, [code, at, detail].map((text, i) => h('td', {class: i === 0 ? 'text nowrap' : 'text'}, shortened(text, 400))), h('td', {class: 'text'}, link));
-  }
-
+  /** @param {'semantics' | 'integrity'} level */
   async problems(level) {
     $('problems').replaceChildren(h('p', {class: 'quiet'}, 'checking…'));
-    const more = h('button', {type: 'button', onclick: () => this.problems('integrity')}, 'check every byte');
     try {
       const found = await this.client.ask('problems', {side: 'a', level});
-      const count = found.length === 1 ? '1 problem' : `${found.length === 0 ? 'No' : found.length.toLocaleString('en')} problems`;
-      const table = h('table', {},
-        h('thead', {}, h('tr', {}, ['code', 'place', 'what', 'atom'].map((name) => h('th', {class: 'text', scope: 'col'}, name)))),
-        h('tbody', {}, found.slice(0, MAX_PROBLEMS).map((problem) => this.#problem(problem))));
-      $('problems').replaceChildren(h('div', {},
-        h('p', {}, `${count} at level ${level}. `, level === 'integrity' ? null : more),
-        found.length === 0 ? null : h('div', {class: 'scroll'}, table),
-        found.length > MAX_PROBLEMS ? h('p', {class: 'quiet'}, `The first ${MAX_PROBLEMS} are listed.`) : null));
+      $('problems').replaceChildren(problemsView(found, level, {
+        known: this.atoms.a, show: (atom) => this.show(atom), checkAll: () => this.problems('integrity'),
+      }));
     } catch (error) {
-      $('problems').replaceChildren(h('p', {class: 'error', role: 'alert'}, said(error)));
+      $('problems').replaceChildren(failed(error));
     }
   }
-}
-
-/** The address of a checkpoint that the page's own address names, of an origin that the page's policy has. */
-function askedUrl(text) {
-  const url = new URL(text, location.href);
-  if (url.protocol === 'file:') throw new Error('a page that is a file reads no directories by their names: open the directory, or drop it here');
-  const policy = /** @type {HTMLMetaElement | null} */ (document.querySelector('meta[http-equiv="Content-Security-Policy"]'))?.content ?? '';
-  if (url.origin !== location.origin && !policy.split(/[\s;]+/).includes(url.origin)) {
-    throw new Error(`this page may not ask ${url.origin}: ucp view --url writes one that may`);
-  }
-  return url.href;
-}
-
-/** What came with the page, in it or beside it. */
-async function carriedConfiguration() {
-  const carried = $('configuration');
-  return carried ? JSON.parse(carried.textContent) : (await fetch('configuration.json')).json();
-}
-
-/** What the page is to show: from itself, from the server beside it, or from its address. */
-async function configuration() {
-  const asked = new URLSearchParams(location.search).getAll('checkpoint');
-  if (asked.length > 0) {
-    const checkpoints = asked.map((url) => ({label: url, source: {url: askedUrl(url)}}));
-    const beside = await carriedConfiguration().catch(() => ({patterns: {}}));
-    return {checkpoints, compared: asked.length > 1 ? 1 : null, plan: null, log: null, patterns: beside.patterns ?? {}};
-  }
-  const found = await carriedConfiguration();
-  const checkpoints = found.checkpoints.map((choice) => (choice.source.url === undefined ? choice
-    : {...choice, source: {url: new URL(choice.source.url, location.href).href}}));
-  return {checkpoints, compared: found.compared, plan: found.plan ?? null, log: found.log ?? null, patterns: found.patterns ?? {}};
 }
 
 function makeWorker() {
@@ -491,7 +512,7 @@ function makeWorker() {
 }
 
 async function main() {
-  const page = new Page(makeWorker, []);
+  const page = new Page(makeWorker);
   let refusal = '';
   try {
     const {

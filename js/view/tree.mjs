@@ -10,6 +10,7 @@
 /** @typedef {{name: string, label: string, bytes: number, atom: AtomRow | null, children: Map<string, Module>}} Module */
 /** @typedef {Pick<Module, 'label' | 'bytes'>} Labelled what orders go by */
 /** @typedef {{level: number, module: Module, label: string, open: boolean | null, share: number}} Row open: null of leaves */
+/** @typedef {'same' | 'changed' | 'added' | 'removed' | 'unknown'} Change what became of something between two checkpoints */
 
 /** @type {Map<string, Module>} what leaves have in common: no children */
 const NONE = new Map();
@@ -23,6 +24,13 @@ const NONE = new Map();
 const newModule = (name, label, children) => ({
   name, label, bytes: 0, atom: null, children,
 });
+
+/**
+ * @param {AtomRow} atom
+ * @param {string} label
+ * @returns {Module}
+ */
+const leafOf = (atom, label) => ({...newModule(atom.name, label, NONE), bytes: atom.bytes, atom});
 
 /**
  * How much two texts have in common at their beginning.
@@ -77,9 +85,7 @@ export function treeOf(atoms) {
       start = end;
     }
     for (const above of path) above.bytes += atom.bytes;
-    const leaf = newModule(name, name.slice(start), NONE);
-    leaf.bytes = atom.bytes;
-    leaf.atom = atom;
+    const leaf = leafOf(atom, name.slice(start));
     // An atom is a leaf even where others are below its name: keys of modules end with a dot or a slash, and this does not.
     module.children.set(`${leaf.label}=`, leaf);
     before = name;
@@ -143,6 +149,19 @@ export function rowsOf(top, open, order) {
 }
 
 /**
+ * Rows of atoms by themselves, with their whole names.
+ * @param {AtomRow[]} atoms
+ * @param {(a: Module, b: Module) => number} order
+ * @returns {Row[]}
+ */
+export function flatRows(atoms, order) {
+  const total = atoms.reduce((sum, {bytes}) => sum + bytes, 0);
+  return atoms.map((atom) => leafOf(atom, atom.name)).sort(order).map((module) => ({
+    level: 0, module, label: module.label, open: null, share: total > 0 ? module.bytes / total : 0,
+  }));
+}
+
+/**
  * A test of names by a glob: `*` and `?` as in shells, and without either a part of the name.
  * @param {string} glob
  * @returns {(name: string) => boolean}
@@ -178,27 +197,40 @@ export function globTest(glob) {
 }
 
 /**
- * What became of slots between two checkpoints, by their content digests.
+ * Whether elements of a slot can be compared with those of another, one by one: data type and shape are the same.
+ * @param {SlotRow} mine
+ * @param {SlotRow} other
+ */
+export const isAlike = (mine, other) => mine.dtype === other.dtype && mine.shape.join() === other.shape.join();
+
+/**
+ * What became of a slot between two checkpoints, by its content digests.
+ * @param {SlotRow} mine
+ * @param {SlotRow | undefined} other
+ * @returns {Exclude<Change, 'removed'>}
+ */
+export function changeOfSlot(mine, other) {
+  if (!other) return 'added';
+  if (!isAlike(mine, other)) return 'changed';
+  const [digest, before] = [mine.content ?? null, other.content ?? null];
+  if (digest === null || before === null) return 'unknown';
+  return digest === before ? 'same' : 'changed';
+}
+
+/**
+ * What became of the slots of an atom between two checkpoints.
  * @param {Pick<AtomRow, 'slots'> | undefined} mine
  * @param {Pick<AtomRow, 'slots'> | undefined} other
- * @returns {'same' | 'changed' | 'added' | 'removed' | 'unknown'}
+ * @returns {Change}
  */
 export function change(mine, other) {
   if (!mine) return 'removed';
   if (!other) return 'added';
-  const others = new Map(other.slots.map((slot) => [slot.name, slot]));
   if (mine.slots.length !== other.slots.length) return 'changed';
-  /** @type {'same' | 'unknown'} */
-  let result = 'same';
-  for (const {
-    name, content, dtype, shape,
-  } of mine.slots) {
-    const found = others.get(name);
-    if (!found || found.dtype !== dtype || found.shape.join() !== shape.join()) return 'changed';
-    if (content === null || found.content === null) result = 'unknown';
-    else if (content !== found.content) return 'changed';
-  }
-  return result;
+  const others = new Map(other.slots.map((slot) => [slot.name, slot]));
+  const changes = mine.slots.map((slot) => changeOfSlot(slot, others.get(slot.name)));
+  if (changes.some((one) => one === 'changed' || one === 'added')) return 'changed';
+  return changes.includes('unknown') ? 'unknown' : 'same';
 }
 
 /** @typedef {{atoms: Map<string, AtomRow>, aliases: Map<string, string>}} Side atoms by name, and names of atoms by alias */
@@ -225,7 +257,7 @@ export const behind = ({atoms, aliases}, name) => atoms.get(name) ?? atoms.get(a
  * @param {string} name of an atom of one of them at least
  * @param {Side} mine
  * @param {Side} other with which it is compared
- * @returns {{state: ReturnType<typeof change>, told: string}} told: in words
+ * @returns {{state: Change, told: string}} told: in words
  */
 export function changeOf(name, mine, other) {
   const slots = change(behind(mine, name), behind(other, name));

@@ -17,6 +17,7 @@ from tests.update_log.logs import LogMaker
 from tests.viewing.bucket import CORS, serving
 from tests.viewing.chromium import Chromium
 from tests.viewing.looking import HOSTILE, MARKS, change, open_tensor, rows, shown
+from tests.viewing.opening import save_many
 from ucpformat.cli import main
 from ucpformat.cli.log_of_run import LogOfRun
 from ucpformat.viewing import bundle as bundling
@@ -123,6 +124,43 @@ def test_what_is_refused_is_not_told_as_what_was_open_before(chromium: Chromium,
         page.wait("document.getElementById('refusal').textContent.includes('UCP-E-JSON')")
         page.wait("document.getElementById('facts').textContent === 'cannot be opened'")
         assert page.value("document.getElementById('title').textContent") == "b.ucp"
+
+
+def test_what_is_chosen_last_is_shown_alone(chromium: Chromium, tmp_path: Path) -> None:
+    save_many(tmp_path / "many.ucp", 9000)  # parts that several workers read
+    for name in ("a", "b"):
+        ucp.save(tmp_path / f"{name}.ucp", {name: np.arange(3.0)})
+    choose = (
+        "((...chosen) => { const input = document.getElementById('side-a'); delete document.body.dataset.ready;"
+        " for (const value of chosen) { input.value = value; input.dispatchEvent(new Event('change')); }"
+        " return document.querySelectorAll('.row').length; })"
+    )
+    with shown(chromium, *(tmp_path / f"{name}.ucp" for name in ("a", "many", "b"))) as page:
+        assert len(rows(page)) == 1
+        assert page.value(f"{choose}(1, 2)") == 0, "rows of a checkpoint that is no longer open"
+        page.wait("document.body.dataset.ready")
+        page.wait("document.getElementById('fetched').textContent !== ''")
+        page.value(f"{choose}(1, 0)")
+        page.wait("document.body.dataset.ready")
+        assert [row.partition("float64")[0] for row in rows(page)] == ["a"]
+        assert page.value("document.getElementById('facts').textContent").count("1 atom;") == 1
+
+
+def test_an_update_log_that_cannot_be_read_says_why(chromium: Chromium, tmp_path: Path) -> None:
+    ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
+    maker = LogMaker(tmp_path / "run" / "updates.ucplog")
+    maker.epoch(0, 0, after=None)
+    (tmp_path / "run" / "updates.ucplog" / "log.json").write_text("{")
+    told = LogOfRun.of(str(tmp_path / "run"))
+    assert told is not None
+    why = "document.querySelector('#run .error')?.textContent ?? ''"
+    with shown(chromium, log=told.to_json()) as page:
+        page.wait(why)
+        assert page.value(why).startswith("The update log cannot be read: UCP-E-JSON: log.json")
+    with shown(chromium, tmp_path / "a.ucp") as page:
+        page.drop([str(tmp_path / "run")])
+        page.wait(why)
+        assert page.value(why).startswith("The update log cannot be read: UCP-E-JSON: log.json")
 
 
 def test_the_program_of_the_package_s_page_runs(

@@ -27,7 +27,7 @@ def cells_of(found: dict[str, Any]) -> np.ndarray:
 
 
 def expected(data: np.ndarray, height: int, width: int, columns: int) -> np.ndarray:
-    """Means element by element, by the rule of `js/view/session.mjs`."""
+    """Means element by element, by the rule of `js/view/matrix.mjs`."""
     flat = data.reshape(-1)
     rows = -(-flat.size // columns)
     sums, counts = np.zeros((height, width)), np.zeros((height, width))

@@ -1,6 +1,6 @@
 """Small pictures of tensors, which a page carries where it has no tensors: the first elements, and means of cells.
 
-They have the forms that `js/view/session.mjs` makes of tensors themselves, and are read with their checksums verified.
+They have the forms that `js/view/matrix.mjs` makes of tensors themselves, and are read with their checksums verified.
 """
 
 from __future__ import annotations
