@@ -28,6 +28,7 @@ from defects import IMPLEMENTATIONS, ROOT, Defect, EditError, copy_sources, load
 
 from ucp_conformance.connection import Connection, DriverError
 from ucp_conformance.generated import run_lives, run_pairs
+from ucp_conformance.log_races import run_races
 from ucp_conformance.results import Result
 from ucp_conformance.stateful import run_stateful
 from ucp_conformance.static import run_static
@@ -39,6 +40,8 @@ SEQUENCES: Final = 4
 LIVES: Final = "lives"
 """What stands in the place of a case where lives of logs are near a defect, so many."""
 EXAMPLES_OF_LIVES: Final = 60
+RACES: Final = "races"
+"""The same where races are near."""
 TIMEOUT_S: Final = 60.0
 """How long a reply may take, on a busy machine as well."""
 TESTS_TIMEOUT_S: Final = 300.0
@@ -73,7 +76,7 @@ def ignore(_: Result) -> None:
 def cases_of(near: Sequence[str]) -> list[str]:
     """Return ids of the cases that one of the texts names, or that hold a requirement among them."""
     found: dict[str, None] = {}
-    for text in (text for text in near if text != LIVES):
+    for text in (text for text in near if text not in (LIVES, RACES)):
         named = [
             vector.id for vector in all_vectors() if text in vector.id or text in vector.case["requirements"]
         ]
@@ -94,15 +97,23 @@ def attempts(connection: Connection, defect: Defect) -> Iterator[tuple[Iterator[
         yield run_static(connection, ignore, only=case), True
     if LIVES in defect.near:
         yield lives_of(connection), True
+    if RACES in defect.near:
+        yield races_of(connection), True
     yield run_static(connection, ignore), False
     yield run_pairs([connection], ignore, examples=EXAMPLES, seed_=0), False
     yield run_stateful([connection], ignore, sequences=SEQUENCES, seed_=0), False
     yield lives_of(connection), False
+    yield races_of(connection), False
 
 
 def lives_of(connection: Connection) -> Iterator[Result]:
     """Yield what comes of lives of logs, in which an implementation goes on from itself."""
     return run_lives([connection], ignore, examples=EXAMPLES_OF_LIVES, seed_=0)
+
+
+def races_of(connection: Connection) -> Iterator[Result]:
+    """Yield what comes of two processes of an implementation that race for epochs of a log."""
+    return run_races([connection], ignore, rounds=EXAMPLES_OF_LIVES, seed_=0)
 
 
 def first_failure(tests: Sequence[str], tree: Path, timeout: float | None = None) -> str | None:
@@ -170,8 +181,10 @@ def spared(implementation: str, defects: Sequence[Defect]) -> list[str]:
     connection = Connection(command_of(implementation, ROOT), label=implementation, timeout=TIMEOUT_S)
     try:
         found = [one for case in near for one in failures(run_static(connection, ignore, only=case))]
-        has_lives = any(LIVES in defect.near for defect in defects)
-        return found + (list(failures(lives_of(connection))) if has_lives else [])
+        for text, results_of in ((LIVES, lives_of), (RACES, races_of)):
+            if any(text in defect.near for defect in defects):
+                found += failures(results_of(connection))
+        return found
     finally:
         connection.kill()
 

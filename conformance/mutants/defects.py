@@ -68,7 +68,7 @@ class Edit:
 class Defect:
     """One mutant: what is wrong in it, the edits that make it so, and which cases are tried first.
 
-    ``near`` are texts of case ids, requirements, or ``lives``, which are those of logs. ``tests`` are arguments of pytest, for what no driver is asked.
+    ``near`` are texts of case ids, requirements, or ``lives`` and ``races``, which are those of logs. ``tests`` are arguments of pytest, for what no driver is asked.
     """
 
     name: str

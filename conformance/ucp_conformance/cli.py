@@ -16,6 +16,7 @@ from ucp_conformance.connection import Connection, DriverError
 from ucp_conformance.explain import UnknownCaseError, explained
 from ucp_conformance.generated import replay as replay_case
 from ucp_conformance.generated import run_lives, run_pairs
+from ucp_conformance.log_races import run_races
 from ucp_conformance.log_sequences import writes_logs
 from ucp_conformance.promote import promote as promote_case
 from ucp_conformance.report import Stream, make_report, markdown, suite_document, write_reports
@@ -28,7 +29,7 @@ from ucp_conformance.vectors import all_vectors
 __all__ = ["main"]
 
 PROFILES: Final = {"quick": (30, 2, 10), "default": (300, 10, 40), "nightly": (3000, 200, 600)}
-"""Examples per pair, sequences, and lives of logs per pair."""
+"""Examples per pair, sequences, and lives of logs per pair, who races as often."""
 
 
 @click.group()
@@ -64,7 +65,9 @@ _timeout = click.option("--timeout", default=30.0, show_default=True, help="Seco
 @click.option("--profile", type=click.Choice(sorted(PROFILES)), default="default", show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of generated cases and sequences.")
 @click.option("--only", default="", help="Static cases whose id contains this text, and no other mode.")
-@click.option("--lives", type=click.IntRange(1), help="So many lives of logs per pair, and no other mode.")
+@click.option(
+    "--lives", type=click.IntRange(1), help="So many lives and races of logs per pair, and no other mode."
+)
 @click.option(
     "--report", "folder", type=click.Path(file_okay=False, path_type=Path), help="Folder for reports."
 )
@@ -106,6 +109,7 @@ def run(
             if sound and not any(writes_logs(connection) for connection in sound):
                 raise click.UsageError("no driver has update-log among its writes_features: nobody logs")
             results += run_lives(sound, tell, examples=lives, seed_=seed)
+            results += run_races(sound, tell, rounds=lives, seed_=seed)
         for connection in sound if lives is None else ():
             results += run_static(connection, tell, only=only)
         if not only and lives is None:
@@ -113,6 +117,7 @@ def run(
             results += run_pairs(lively, tell, examples=examples, seed_=seed)
             results += run_stateful(lively, tell, sequences=sequences, seed_=seed)
             results += run_lives(lively, tell, examples=lives_of_all, seed_=seed)
+            results += run_races(lively, tell, rounds=lives_of_all, seed_=seed)
         for connection in sound:
             results.append(_farewell(connection))
             tell(results[-1])

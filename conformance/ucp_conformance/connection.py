@@ -71,6 +71,7 @@ class Connection:
             _resolved(word, is_program=not number) for number, word in enumerate(shlex.split(command))
         ]
         self.label = label
+        self._text = command
         self.timeout = timeout
         self.scratch = Path(tempfile.mkdtemp(prefix="ucp-driver-"))
         self.claims: Claims | None = None
@@ -79,6 +80,10 @@ class Connection:
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._id = 0
         self._log = self.scratch.parent / f"{self.scratch.name}.stderr"
+
+    def twin(self) -> Connection:
+        """Return a connection to another process of the same driver."""
+        return Connection(self._text, label=self.label, timeout=self.timeout)
 
     def hello(self) -> Claims:
         """Start the driver if need be; returns what it claims. Raises `DriverError`."""
