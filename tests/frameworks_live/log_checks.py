@@ -60,7 +60,7 @@ def test_a_logged_run_ends_and_goes_on(url: str) -> None:
     again.require_equal(trained(22))
     assert recovery.checkpoint_step == 19
     assert log_problems(f"{url}/updates.ucplog") == []
-    assert min(key.first_step for key in LogPlace(f"{url}/updates.ucplog").keys().batches) >= 5
+    assert {key.epoch for key in LogPlace(f"{url}/updates.ucplog").keys().batches} == {1, 2}
 
 
 def test_a_second_job_is_refused_and_a_zombie_fenced(url: str) -> None:
@@ -155,5 +155,6 @@ def test_what_the_commands_say_of_a_run(url: str) -> None:
     done = told("gc", url, "--keep-last", "1")
     assert dry["log"] == done["log"]
     assert done["removed"] == ["step-3.ucp"]
-    assert (done["log"]["removed"], done["log"]["kept"], done["log"]["kept_for"]) == (5, 2, 5)
+    assert done["log"]["kept_for"] == 5
+    assert {key.epoch for key in LogPlace(log).keys().batches} == {1}
     logged(url, 7, 8)[0].require_equal(trained(8))

@@ -376,12 +376,13 @@ class Saving:
     def _write(self, target: PieceWriter) -> None:
         if self._whole_chunks:
             self._write_whole_chunks(target)
-            return
-        for batch in self._batches():
+        for batch in () if self._whole_chunks else self._batches():
             for (atom, slot), offset, data in batch:
                 target.submit(atom, slot, data, offset)
                 self._nbytes += data.nbytes
             target.drain()
+        if self._options.before_commit is not None:
+            self._options.before_commit()
 
     def _write_whole_chunks(self, target: PieceWriter) -> None:
         """Put parts of slots together that are written chunk by chunk, those of other ranks too."""

@@ -15,6 +15,8 @@ from ucpformat.storage.increments.base_contents import root_of_base
 from ucpformat.writer import DEFAULT_CHUNK_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ucpformat.jsonio import JsonValue
     from ucpformat.model.pipeline import Pipeline
     from ucpformat.model.root import LogPosition
@@ -50,7 +52,8 @@ class SaveOptions:
     differ from rank to rank: the first rank's are saved (``compare``), it is an error (``check``), or nothing is looked
     at (``trust``). What the checkpoint at ``base`` has is shared with it (`ucpformat.storage.increments.base`).
     ``pipeline`` says what is in flight, ``log`` which update log goes on from the state.
-    ``base_digest`` is the root digest of the base (`based`).
+    ``base_digest`` is the root digest of the base (`based`). ``before_commit`` is called on each rank when its share is
+    written; what it raises makes the save fail.
     """
 
     storage: Storage = "packed"
@@ -64,6 +67,7 @@ class SaveOptions:
     base: str | None = None
     pipeline: Pipeline | None = None
     base_digest: str | None = None
+    before_commit: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         if self.step is not None:

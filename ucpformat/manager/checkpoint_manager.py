@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointManager"]
 
-
 _Seen = TypeVar("_Seen")
 
 
@@ -180,6 +179,7 @@ class CheckpointManager:
         pipeline: Pipeline | None = None,
         log: LogPosition | None = None,
         cadence: Cadence | None = None,
+        before_commit: Callable[[], object] | None = None,
     ) -> AsyncSave:
         """Save ``state`` as the checkpoint of ``step``, and remove what is not kept when that is committed.
 
@@ -188,8 +188,8 @@ class CheckpointManager:
         of `keep_best`, or none where there was no evaluation; such a checkpoint is not among the best.
         A step that this manager has itself saved or restored, or found damaged, is replaced: the earlier checkpoint
         stays until the new one is committed. So is one that was there when an earlier step was asked for by `restore`,
-        and any committed one with ``replace``, which is an error without. ``log`` is the update log that goes on from
-        the state, and ``cadence`` how often it has one saved, as `UpdateLog` gives them.
+        and any committed one with ``replace``, which is an error without. `UpdateLog` gives the ``log`` that goes on
+        from the state, its ``cadence``, and ``before_commit``, which each rank calls when its share is written.
 
         Raises:
             UcpError: as `save` and `async_save`, on all ranks the same.
@@ -203,8 +203,7 @@ class CheckpointManager:
         background = self.asynchronous if asynchronous is None else asynchronous
         if not background:
             if when_busy != "wait":
-                message = "when_busy= is about saves in the background: give asynchronous=True as well"
-                raise error("UCP-E-MISMATCH", message)
+                raise error("UCP-E-MISMATCH", "when_busy= is for saves in the background: asynchronous=True")
             self.wait()
         may_replace = replace or step in self._own or step in self.damaged
 
@@ -233,6 +232,7 @@ class CheckpointManager:
             replicas=replicas,
             base=base,
             pipeline=pipeline,
+            before_commit=before_commit,
         )
         of_state: dict[str, Any] = {"layouts": layouts, "compressor": compressor}
 

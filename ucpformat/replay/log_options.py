@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ucpformat.replay.tracked import TrackedState
     from ucpformat.update_log.documents import Epoch
+    from ucpformat.update_log.place import LogPlace
 
 __all__ = [
     "gradient_bytes",
@@ -30,6 +31,8 @@ __all__ = [
 
 _BATCH_BYTES: Final = 1 << 18
 _MOST_STEPS: Final = 64
+_BATCH_SECONDS: Final = 1.0
+"""Between batches in an object store, where each request is paid for, and to be waited for."""
 
 
 def _is_number(value: object) -> bool:
@@ -126,3 +129,8 @@ def gradient_bytes(epoch: Epoch, rank: int | None = None) -> int:
 def steps_of_batch(batch: int | Literal["auto"], nbytes: int) -> int:
     """Return how many steps are written together, where their gradients have so many bytes."""
     return batch if batch != "auto" else max(1, min(_MOST_STEPS, _BATCH_BYTES // max(1, nbytes)))
+
+
+def seconds_of_batch(batch: int | Literal["auto"], place: LogPlace) -> float:
+    """Return how many seconds pass at least from one batch to the next."""
+    return _BATCH_SECONDS if place.is_remote and batch == "auto" else 0.0

@@ -26,6 +26,7 @@ from ucpformat.replay.log_options import (
     require_of_replica,
     require_same_groups,
     require_scaler,
+    seconds_of_batch,
     steps_of_batch,
 )
 from ucpformat.replay.own_values import JobValues, encoded_values
@@ -38,11 +39,10 @@ from ucpformat.state_dict.torch_group import own_group
 from ucpformat.update_log.batch_writer import BatchWriter
 from ucpformat.update_log.drafts import BatchDraft, StepDraft
 from ucpformat.update_log.place import LogPlace
-from ucpformat.update_log.pruning import prune
-from ucpformat.update_log.reading import StoredLog
+from ucpformat.update_log.pruning import prune_before
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from torch.nn import Module
@@ -62,7 +62,8 @@ class UpdateLog:
 
     ``run`` is a directory of checkpoints, or any URL that takes a save. Every rank of ``group`` makes the log and calls
     `step` in place of ``optimizer.step()``; ranks share the logging of what several of them hold. Steps are written in
-    the background: ``batch`` of them together, or as many as make a quarter of a MiB. A full checkpoint of ``model``
+    the background: ``batch`` of them together, or as many as make a quarter of a MiB; to an object store all that wait
+    are written as one, and with ``"auto"`` a second apart. A full checkpoint of ``model``
     and ``optimizer`` is saved first, and every ``full_every`` steps, in the background; with ``"auto"`` at no more than
     3 % of the time, when the log has grown to the size of one, or where failures come every ``mtbf`` seconds, as often
     as `cadence.exact_replay` says of measured times (`cadence`, ``ucp ls`` and ``ucp log`` show what was decided). The
@@ -194,25 +195,16 @@ class UpdateLog:
         self._writer: BatchWriter | ReplicaFeed
         if replica:
             self._batch = 1
-            self._writer = ReplicaFeed(
-                replica if isinstance(replica, Replica) else Replica(),
-                Setting(
-                    os.fspath(run),
-                    self._url,
-                    self._epoch,
-                    digest,
-                    full_every,
-                    keep_full,
-                    self._group,
-                    held_pieces(self._tracked, self._epoch),
-                ),
-                model,
-                optimizer,
-                encoded_values(self._values.now()),
-                most_bytes=pending_bytes,
-            )
+            held, values = held_pieces(self._tracked, self._epoch), encoded_values(self._values.now())
+            path = os.fspath(run)
+            setting = Setting(path, self._url, self._epoch, digest, full_every, keep_full, self._group, held)
+            kind = replica if isinstance(replica, Replica) else Replica()
+            self._writer = ReplicaFeed(kind, setting, model, optimizer, values, most_bytes=pending_bytes)
         else:
-            self._writer = BatchWriter(self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes)
+            every = seconds_of_batch(batch, self._place)
+            self._writer = BatchWriter(
+                self._place, self._epoch, digest, self._rank, most_bytes=pending_bytes, every=every
+            )
         copied = self._writer.copied if isinstance(self._writer, ReplicaFeed) else None
         self._capture = Capture(self._tracked, self._epoch, self._rank, compressor, copied)
         self._hook = optimizer.register_step_pre_hook(self._capture.before_step)
@@ -341,7 +333,8 @@ class UpdateLog:
         values = encoded_values(self._values.now())
         options = self._group_options.now()[: len(self._epoch.groups)]
         changed = None if options == self._options else options
-        self._writer.put(BatchDraft(first, self._steps, values, self._sums, changed))
+        is_end = bool(self._sums) or self._has_residuals_at(self._step)
+        self._writer.put(BatchDraft(first, self._steps, values, self._sums, changed, is_end))
         self._steps, self._first_step = [], last
 
     def full(self) -> None:
@@ -366,21 +359,28 @@ class UpdateLog:
             self._writer.full()
             return
         # A process that is fenced learns of it here, and a checkpoint is never ahead of the log.
+        position = LogPosition(self._epoch.log, self._epoch.epoch)
+        if self._place.is_remote:  # many answers are to be waited for: the thread that saves does
+            self._save_checkpoint(position, self._make_ready)
+            return
         self._writer.drain()
-        self._save_checkpoint(LogPosition(self._epoch.log, self._epoch.epoch))
+        self._save_checkpoint(position)
         decided(self._group, self._prune)
 
-    def _save_checkpoint(self, position: LogPosition) -> None:
+    def _make_ready(self) -> None:
+        self._writer.drain()
+        if self._rank == 0:
+            self._prune()
+
+    def _save_checkpoint(self, at: LogPosition, make_ready: Callable[[], object] | None = None) -> None:
         content = checkpoint_content(self._model, self._optimizer, self._tracked, self._values.now())
-        cadence = self._pace.cadence
-        save = partial(self._manager.save, self._step, content, log=position, cadence=cadence, replace=True)
+        options: dict[str, Any] = {"log": at, "cadence": self._pace.cadence, "before_commit": make_ready}
+        save = partial(self._manager.save, self._step, content, replace=True, **options)
         self._pace.saved(self._step, save)
 
     def _prune(self) -> bytes:
         """Remove batches that end before the oldest checkpoint, and those of branches that were given up."""
-        with StoredLog(self._url) as log:
-            prune(log, self._place, min(self._manager.run.steps(), default=0))
-        return b""
+        return prune_before(min(self._manager.run.steps(), default=0), self._place)
 
     def flush(self) -> None:
         """Return when every step that was made is durable on all ranks.

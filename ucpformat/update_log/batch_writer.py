@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.update_log.drafts import sound_batch_bytes
 from ucpformat.update_log.place import BatchKey, batch_key, epoch_key
+from ucpformat.update_log.together import ENOUGH_BYTES, joined_drafts, written_together
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ucpformat.update_log.documents import Epoch
     from ucpformat.update_log.drafts import BatchDraft
     from ucpformat.update_log.place import LogPlace
@@ -22,17 +26,29 @@ class BatchWriter:
     """Writes the batches of one rank in a thread of its own; whoever gives it more than it may hold waits.
 
     Call `put` for each batch in order, `drain` to wait for all of them, and `close` at the end. An error of the thread
-    is raised by the next call of any of these, and nothing is written after it.
+    is raised by the next call of any of these, and nothing is written after it. In an object store, batches that have
+    come while one was written are written as one. None is begun within ``every`` seconds of the one before, unless
+    somebody waits for it, or enough waits for a request of its own.
     """
 
-    def __init__(self, place: LogPlace, epoch: Epoch, digest: str, rank: int, *, most_bytes: int) -> None:
+    def __init__(
+        self,
+        place: LogPlace,
+        epoch: Epoch,
+        digest: str,
+        rank: int,
+        *,
+        most_bytes: int,
+        every: float = 0.0,
+    ) -> None:
         self._place = place
         self._epoch = epoch
         self._previous = digest
         self._rank = rank
         self._most_bytes = most_bytes
+        self._every = every
         self._queue: deque[BatchDraft] = deque()
-        self._pending = 0
+        self._pending = self._awaited = self._written = 0
         self._is_closed = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
@@ -45,10 +61,7 @@ class BatchWriter:
         """Hand a batch over; waits while more than the bound is under way."""
         nbytes = batch.nbytes
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._failure or not self._pending or self._pending + nbytes <= self._most_bytes
-            )
-            self._raise()
+            self._wait(lambda: not self._pending or self._pending + nbytes <= self._most_bytes)
             self._queue.append(batch)
             self._pending += nbytes
             self._changed.notify_all()
@@ -56,8 +69,7 @@ class BatchWriter:
     def drain(self) -> None:
         """Return when every batch is durable."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or not (self._queue or self._pending))
-            self._raise()
+            self._wait(lambda: not (self._queue or self._pending))
 
     def close(self) -> None:
         """End the thread when every batch is durable."""
@@ -69,40 +81,60 @@ class BatchWriter:
                 self._changed.notify_all()
             self._thread.join()
 
-    def _raise(self) -> None:
+    def _wait(self, is_so: Callable[[], bool]) -> None:
+        """Wait for something that the thread brings about, which it does without delay; raise what it has met."""
+        self._awaited += 1
+        try:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._failure or is_so())
+        finally:
+            self._awaited -= 1
         if self._failure is not None:
             raise self._failure
 
     def _run(self) -> None:
+        begun = -self._every
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._is_closed)
+                wait = begun + self._every - time.monotonic()
+                self._changed.wait_for(self._is_hurried, max(0.0, wait))
                 if not self._queue:
                     return
-                batch = self._queue[0]
+            begun = time.monotonic()
             try:
-                nbytes = self._write(batch)
+                batches, nbytes = self._write()
             except BaseException as failure:
                 with self._changed:
                     self._failure = failure
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._queue.popleft()
-                self._pending -= batch.nbytes
+                for batch in batches:
+                    self._queue.popleft()
+                    self._pending -= batch.nbytes
+                self._written += len(batches)
                 self.written_bytes += nbytes
-                self.durable_step = batch.first_step + len(batch.steps)
+                self.durable_step = batches[-1].first_step + len(batches[-1].steps)
                 self._changed.notify_all()
 
-    def _write(self, batch: BatchDraft) -> int:
+    def _is_hurried(self) -> bool:
+        return bool(self._awaited or self._is_closed or self._pending >= ENOUGH_BYTES)
+
+    def _write(self) -> tuple[list[BatchDraft], int]:
+        """Write batches that wait as one; return them, and the bytes of it."""
         # SPEC UCP-W-039: somebody else may have gone on from this log, and taken this process for dead.
         if self._place.has(epoch_key(self._epoch.epoch + 1)):
             message = (
                 f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
             )
             raise error("UCP-E-FENCED", message, at=self._place.url)
+        with self._changed:
+            waiting = [*self._queue] if self._place.is_remote else [self._queue[0]]
+        count = written_together(waiting, self._written, is_alone=self._epoch.ranks == 1)
+        batch = joined_drafts(waiting[:count]) if count > 1 else waiting[0]
         key = batch_key(BatchKey(self._epoch.epoch, self._rank, batch.first_step))
         buffers, digest = sound_batch_bytes(batch, self._epoch, self._rank, self._previous, at=key)
         self._place.create(key, buffers)
         self._previous = digest
-        return sum(one.nbytes for one in buffers)
+        return waiting[:count], sum(one.nbytes for one in buffers)

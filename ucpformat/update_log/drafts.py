@@ -69,13 +69,14 @@ class StepDraft:
 
 @dataclass(slots=True)
 class BatchDraft:
-    """Steps that become a batch."""
+    """Steps that become a batch. With ``is_end`` a batch ends with them, whatever waits to be written."""
 
     first_step: int
     steps: list[StepDraft]
     values: Mapping[str, JsonValue]
     sums: Sequence[Sum]
     options: Options | None = None
+    is_end: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -143,6 +143,11 @@ class LogPlace:
 
             self._remote = self.store if isinstance(self.store, RemoteStore) else None
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies in an object store, whose answers are to be waited for."""
+        return self._remote is not None
+
     def close(self) -> None:
         """Release file handles."""
         self.store.close()

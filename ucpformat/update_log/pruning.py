@@ -6,12 +6,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from ucpformat.update_log.place import batch_key
+from ucpformat.update_log.reading import StoredLog
 
 if TYPE_CHECKING:
     from ucpformat.update_log.place import BatchKey, LogPlace
-    from ucpformat.update_log.reading import StoredLog
 
-__all__ = ["Pruned", "needless_batches", "prune"]
+__all__ = ["Pruned", "needless_batches", "prune", "prune_before"]
 
 
 class Pruned(NamedTuple):
@@ -35,6 +35,13 @@ def prune(log: StoredLog, place: LogPlace, oldest: int, *, dry: bool = False) ->
         place.remove(map(batch_key, needless))
     freed = sum(sizes[key] for key in needless)
     return Pruned(len(needless), freed, len(sizes) - len(needless), sum(sizes.values()) - freed)
+
+
+def prune_before(oldest: int, place: LogPlace) -> bytes:
+    """Remove what `needless_batches` names of the log at a place; returns nothing, for other ranks to hear of it."""
+    with StoredLog(place.url, verify=False) as log:
+        prune(log, place, oldest)
+    return b""
 
 
 def needless_batches(log: StoredLog, oldest: int) -> list[BatchKey]:
