@@ -129,7 +129,7 @@ class TestTorn:
         assert len(codes(maker)) == 1
 
     def test_a_batch_behind_one_that_does_not_count(self, maker: LogMaker) -> None:
-        """UCP-R-040, UCP-W-037."""
+        """UCP-R-040."""
         maker.epoch()
         maker.steps(0, 0, 4)
         (maker.path / "batches/0/1/2.batch").unlink()

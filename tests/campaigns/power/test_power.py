@@ -35,7 +35,7 @@ SHORT = (
 
 
 def test_a_loss_of_power_leaves_checkpoints_whole_or_absent(tmp_path: Path) -> None:
-    """UCP-W-002, UCP-W-003: what is acknowledged stays, and what is not is no half of a checkpoint."""
+    """UCP-W-002, UCP-W-003, UCP-W-037: what is acknowledged stays, and what is not is no half of a checkpoint."""
     operations = [one for one in OPERATIONS if one.name in SHORT]
     campaign = Campaign(tmp_path)
     for trace in recorded(tmp_path, "tests.campaigns.power.operations", operations, *SHORT):
