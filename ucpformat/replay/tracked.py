@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ucpformat.errors import error
-from ucpformat.geometry import Box, Piece, Strided
+from ucpformat.geometry import Box, Piece, Strided, row_major_strides
 from ucpformat.model.values import encode
 from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.tensors.local_tensors import elements_of, local_tensor
@@ -172,6 +172,8 @@ def _tracked(name: str, role: Role, tensor: Any, group: Group) -> Tracked:
 
 def piece_view(elements: NDArray[np.generic], place: Strided, box: Box) -> NDArray[np.generic]:
     """Return the elements of a box in the dense local memory ``elements``, 1-D, without a copy."""
+    if place.strides == row_major_strides(box.shape):  # most are, and this is several times as fast
+        return elements[place.offset : place.offset + box.size].reshape(box.shape)
     strides = [stride * elements.itemsize for stride in place.strides]
     return np.lib.stride_tricks.as_strided(elements[place.offset :], box.shape, strides)
 
