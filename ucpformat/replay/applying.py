@@ -55,6 +55,7 @@ class Applier:
                 f"the parameter groups of the optimizer are not those of the log: {_difference(mine, logged)}"
             )
             raise error("UCP-E-MISMATCH", message, at=at)
+        pieces = epoch.pieces_by_tensor()
         parameters: list[Receiver] = []
         values: list[Receiver] = []
         for number, tensor in enumerate(epoch.tensors):
@@ -68,7 +69,7 @@ class Applier:
                 )
                 raise error("UCP-E-MISMATCH", message, at=tensor.atom)
             receivers = parameters if tensor.role == "gradient" else values
-            receivers.append(Receiver.of(one, number, epoch, borrows=borrows))
+            receivers.append(Receiver.of(one, number, epoch, pieces[number], borrows=borrows))
         needed = {one.atom for one in state.tensors if one.role != "residual"}
         missing = sorted(needed - {tensor.atom for tensor in epoch.tensors})
         if missing:

@@ -17,7 +17,7 @@ from ucpformat.storage.host_memory import selection
 from ucpformat.update_log.forms import places_of, rows_of, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,16 +59,14 @@ class Receiver:
     _dirty: NDArray[np.int64] | None = field(default=None)
 
     @classmethod
-    def of(cls, one: Tracked, tensor: int, epoch: Epoch, *, borrows: bool = False) -> Receiver:
-        """Return what receives a tensor of an epoch."""
+    def of(
+        cls, one: Tracked, tensor: int, epoch: Epoch, pieces: Sequence[int], *, borrows: bool = False
+    ) -> Receiver:
+        """Return what receives a tensor of an epoch, which has these pieces."""
         parts = []
-        pieces = []
         whole = tuple(local_of(one.tensor).shape)
-        for number, logged in enumerate(epoch.pieces):
-            if logged.tensor != tensor:
-                continue
-            pieces.append(number)
-            box = logged.box
+        for number in pieces:
+            box = epoch.pieces[number].box
             for piece in one.pieces:
                 clipped = piece.clip(box)
                 if clipped is not None and clipped.box.size:

@@ -252,6 +252,13 @@ class Epoch:
         """Return the numbers of the pieces that a rank logs, ascending."""
         return [number for number, piece in enumerate(self.pieces) if piece.rank == rank]
 
+    def pieces_by_tensor(self) -> list[list[int]]:
+        """Return the numbers of the pieces of each tensor, ascending."""
+        found: list[list[int]] = [[] for _ in self.tensors]
+        for number, piece in enumerate(self.pieces):
+            found[piece.tensor].append(number)
+        return found
+
     def problems(self, at: str) -> Iterator[Problem]:
         """Yield what is wrong with the content (SPEC UCP-D-153 to UCP-D-156)."""
         if (self.after is None) != (self.epoch == 0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from math import prod
@@ -54,8 +53,10 @@ def entries_of(steps: Sequence[RankStep], epoch: Epoch) -> dict[int, LoggedEntry
     return found
 
 
-def require_agreement(steps: Sequence[RankStep], epoch: Epoch) -> None:
+def require_agreement(steps: Sequence[RankStep], epoch: Epoch, pieces: Sequence[Sequence[int]]) -> None:
     """Refuse a step of which ranks say different things (SPEC UCP-D-167, UCP-D-168).
+
+    ``pieces`` are those of the epoch by tensor.
 
     Raises:
         InvalidCheckpointError: ``UCP-E-LOG``.
@@ -75,15 +76,11 @@ def require_agreement(steps: Sequence[RankStep], epoch: Epoch) -> None:
             if epoch.tensors[tensor].role != "value":
                 counts[tensor] = counts.get(tensor, 0) + 1
                 forms.setdefault(tensor, set()).add(entry.form == "rows")
-    if counts:
-        pieces = Counter(piece.tensor for piece in epoch.pieces)
-        for tensor, count in counts.items():
-            if count != pieces[tensor] or len(forms[tensor]) > 1:
-                what = "as rows and otherwise" if len(forms[tensor]) > 1 else "not of every piece"
-                message = (
-                    f"there is a {epoch.tensors[tensor].role} of {epoch.tensors[tensor].atom!r}, and {what}"
-                )
-                raise error("UCP-E-LOG", message, at=first.at)
+    for tensor, count in counts.items():
+        if count != len(pieces[tensor]) or len(forms[tensor]) > 1:
+            what = "as rows and otherwise" if len(forms[tensor]) > 1 else "not of every piece"
+            message = f"there is a {epoch.tensors[tensor].role} of {epoch.tensors[tensor].atom!r}, and {what}"
+            raise error("UCP-E-LOG", message, at=first.at)
 
 
 def _as_json(step: RankStep) -> JsonValue:
@@ -123,8 +120,9 @@ def whole_steps(log: StoredLog, epoch: Epoch, chains: Sequence[Chain], begin: in
     """
     ends = [{batch.header.stop_step: batch.header for batch in chain.batches} for chain in chains]
     ranks = [steps_from(log, chain, begin) for chain in chains]
+    pieces = epoch.pieces_by_tensor()
     for stop, steps in enumerate(zip(*ranks, strict=False), begin + 1):
-        require_agreement(steps, epoch)
+        require_agreement(steps, epoch, pieces)
         yield WholeStep([*steps], entries_of(steps, epoch), [one.get(stop) for one in ends])
 
 

@@ -66,10 +66,11 @@ def _of_steps(log: StoredLog, epoch: Epoch, chains: list[Chain]) -> Iterator[Pro
     begin = max(chain.first_step for chain in chains)
     stop = min(chain.stop_step for chain in chains)
     ranks = [steps_from(log, chain, begin) for chain in chains]
+    pieces = epoch.pieces_by_tensor()
     for _ in range(begin, stop):
         steps = [next(rank) for rank in ranks]
         try:
-            require_agreement(steps, epoch)
+            require_agreement(steps, epoch, pieces)
             for logged in entries_of(steps, epoch).values():
                 require_places(logged, epoch.pieces[logged.entry.piece].shape)
         except UcpError as problem:
