@@ -137,7 +137,7 @@ import {DirectoryStore} from '%s';
 import {Session} from '%s';
 const [path, sizes, other] = process.argv.slice(1);
 const [session, compared] = [path, other].map((one) => new Session(new DirectoryStore(one)));
-console.log(JSON.stringify([session.wholePlan({sizes: JSON.parse(sizes)}), session.planTo({}, compared)]));
+console.log(JSON.stringify([session.wholePlan({sizes: JSON.parse(sizes)}), session.planTo(compared)]));
 """
 
 
