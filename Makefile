@@ -126,7 +126,6 @@ lint: $(READY)  ## style, types of Python and JavaScript, layers, workflows, iss
 
 types: .venv-types/.ready  ## check the types of the JavaScript package and of the page; it needs npm
 	.venv-types/node_modules/.bin/tsc -p js --typeRoots .venv-types/node_modules/@types
-	.venv-types/node_modules/.bin/tsc -p js/tsconfig.typed.json --typeRoots .venv-types/node_modules/@types
 
 docs: $(READY)  ## type every block of the pages and compare what it prints, and check what the pages name
 	$(PYTEST) -n 2 --dist loadgroup tests/documentation tests/spec

@@ -14,12 +14,14 @@ import {checkSchema} from './schema.mjs';
 import {checkValue} from './values.mjs';
 
 /** @typedef {import('./log-documents.mjs').Epoch} Epoch */
-/** @typedef {{piece: number, form: 'dense' | 'rows' | 'sparse', count: number | undefined, length: number}} Entry */
+/** @typedef {{piece: number, form: 'dense' | 'rows' | 'sparse', count: number | undefined, length: number}} Entry `count` of rows or places */
+/** @typedef {Map<string, any>} Members of an object of a header, as its schema has them */
+/** @typedef {(pointer: string, detail: string) => void} Report */
 
 /**
  * @typedef {object} Step
  * @property {boolean} skipped
- * @property {Map[]} options that hold for the step, whichever step of the batch has stated them
+ * @property {Members[]} options that hold for the step, whichever step of the batch has stated them
  * @property {Entry[]} entries
  * @property {number} start where its bytes begin in the object
  * @property {number} length
@@ -43,27 +45,42 @@ const PREFIX = MAGIC.length + 8 + 32;
 /** Elements among which two bytes tell a place. */
 export const BLOCK_ELEMENTS = 65536;
 
+/** @type {(epoch: number, rank: number, first: number) => string} */
 export const batchKey = (epoch, rank, first) => `batches/${epoch}/${rank}/${first}.batch`;
 
 /** A batch is shorter than it says, as a crash leaves it. */
 export class TornError extends UcpError {
+  /** @param {string} key */
   constructor(key) {
     super('UCP-E-LOG', key, 'the batch is shorter than it says');
   }
 }
 
-/** In how many blocks places are told of a piece with so many elements. */
+/**
+ * In how many blocks places are told of a piece with so many elements.
+ * @param {number} elements
+ */
 export const blocksOf = (elements) => Math.ceil(elements / BLOCK_ELEMENTS);
 
-/** Bytes of an entry. */
-function entryLength({form, count}, shape, size) {
+/**
+ * Bytes of an entry.
+ * @param {Pick<Entry, 'form' | 'count'>} entry
+ * @param {number[]} shape of its piece
+ * @param {number} size of an element
+ */
+function entryLength({form, count = 0}, shape, size) {
   const elements = product(shape);
   if (form === 'dense') return elements * size;
   if (form === 'sparse') return 4 * blocksOf(elements) + count * (2 + size);
   return count * (4 + (elements / shape[0]) * size);
 }
 
-/** Reads the header: its JSON, its digest, and where the payload begins. */
+/**
+ * Reads the header: its JSON, its digest, and where the payload begins.
+ * @param {import('./stores.mjs').Store} store
+ * @param {string} key
+ * @param {number} length of the object
+ */
 function readHeader(store, key, length) {
   const head = store.read(key, 0, Math.min(length, PREFIX));
   const known = Math.min(length, MAGIC.length);
@@ -79,21 +96,36 @@ function readHeader(store, key, length) {
   const bytes = store.read(key, PREFIX, Number(size));
   const digest = sha256(bytes);
   if (!sameBytes(digestBytes(digest), head.subarray(PREFIX - 32))) throw new UcpError('UCP-E-LOG', key, 'the header has another SHA-256');
-  return {header: /** @type {Map} */ (parse(bytes, key)), digest, start};
+  return {header: /** @type {Members} */ (parse(bytes, key)), digest, start};
 }
 
-/** Values of a header are canonical (UCP-R-023). */
+/**
+ * Values of a header are canonical (UCP-R-023).
+ * @param {Members} header
+ * @param {string} key
+ * @param {Problems} problems
+ */
 function checkValues(header, key, problems) {
+  /** @type {(members: Members, pointer: string) => void} */
   const named = (members, pointer) => {
     for (const [name, value] of members) checkValue(value, key, pointer + token(name), problems);
   };
+  /** @type {(groups: Members[] | undefined, pointer: string) => void} */
   const options = (groups, pointer) => groups?.forEach((group, i) => named(group, `${pointer}/options/${i}`));
   named(header.get('values'), '/values');
   options(header.get('options'), '');
-  header.get('steps').forEach((step, i) => options(step.get('options'), `/steps/${i}`));
+  /** @type {Members[]} */ (header.get('steps')).forEach((step, i) => options(step.get('options'), `/steps/${i}`));
 }
 
-/** @returns {Entry | null} null where it is refused */
+/**
+ * @param {Members} value
+ * @param {number} before greatest piece of the entries before
+ * @param {boolean} skipped
+ * @param {number} rank
+ * @param {Epoch} epoch
+ * @param {Report} report
+ * @returns {Entry | null} null where it is refused
+ */
 function readEntry(value, before, skipped, rank, epoch, report) {
   const [number, form] = [value.get('piece'), value.get('form')];
   if (number <= before) report('/piece', 'entries do not ascend by their pieces'); // UCP-D-160
@@ -114,11 +146,20 @@ function readEntry(value, before, skipped, rank, epoch, report) {
   return {piece: number, form, count, length};
 }
 
-/** @returns {Step[]} */
+/**
+ * @param {Members} header
+ * @param {Epoch} epoch
+ * @param {string} key
+ * @param {number} payload where the bytes of steps begin in the object
+ * @param {Problems} problems
+ * @returns {Step[]}
+ */
 function readSteps(header, epoch, key, payload, problems) {
+  /** @type {Members[] | undefined} */
   let options;
   let start = payload;
-  return header.get('steps').map((step, i) => {
+  return /** @type {Members[]} */ (header.get('steps')).map((step, i) => {
+    /** @type {Report} */
     const report = (pointer, detail) => problems.add('UCP-E-LOG', place(key, `/steps/${i}${pointer}`), detail);
     options = step.get('options') ?? options;
     if (!options) report('', 'the first step has no options'); // UCP-D-164
@@ -127,18 +168,21 @@ function readSteps(header, epoch, key, payload, problems) {
     }
     const skipped = step.has('skipped');
     let before = -1;
-    const entries = step.get('entries').map((value, j) => {
+    const read = /** @type {Members[]} */ (step.get('entries')).map((value, j) => {
       const entry = readEntry(value, before, skipped, header.get('rank'), epoch,
         (pointer, detail) => report(`/entries/${j}${pointer}`, detail));
       before = Math.max(before, value.get('piece'));
       return entry;
     });
     const length = step.get('length');
-    if (!entries.includes(null) && entries.reduce((sum, entry) => sum + entry.length, 0) !== length) { // UCP-D-161
+    const entries = read.filter((entry) => entry !== null);
+    if (entries.length === read.length && entries.reduce((sum, entry) => sum + entry.length, 0) !== length) { // UCP-D-161
       report('/length', 'not the length of its entries');
     }
     const at = place(key, `/steps/${i}`);
-    const found = {skipped, options, entries, start, length, checksum: step.get('checksum'), at};
+    const found = {
+      skipped, options: options ?? [], entries, start, length, checksum: step.get('checksum'), at,
+    };
     start += length;
     return found;
   });
@@ -146,7 +190,7 @@ function readSteps(header, epoch, key, payload, problems) {
 
 /**
  * The steps and sums of a header; what is wrong with it is added to the problems.
- * @param {Map} header
+ * @param {Members} header
  * @param {Epoch} epoch
  * @param {number} rank
  * @param {number} first
@@ -159,6 +203,7 @@ export function checkHeader(header, epoch, rank, first, previous, payload, probl
   checkSchema('update-log-batch', header, key, problems);
   problems.raise();
   checkValues(header, key, problems);
+  /** @type {Report} */
   const report = (pointer, detail) => problems.add('UCP-E-LOG', place(key, pointer), detail);
   const stated = {epoch: epoch.epoch, rank, first_step: first};
   for (const [name, wanted] of Object.entries(stated)) { // UCP-D-151
@@ -170,7 +215,7 @@ export function checkHeader(header, epoch, rank, first, previous, payload, probl
   if (previous !== null && header.get('previous') !== previous) report('/previous', 'it goes on from another'); // UCP-D-159
   const behind = header.get('options');
   if (behind && behind.length !== epoch.groups.length) report('/options', `the epoch has ${epoch.groups.length} groups`);
-  const sums = (header.get('sums') ?? []).map((sum, i) => {
+  const sums = /** @type {Members[]} */ (header.get('sums') ?? []).map((sum, i) => {
     if (sum.get('tensor') >= epoch.tensors.length) report(`/sums/${i}/tensor`, 'there is no such tensor');
     return {tensor: sum.get('tensor'), slot: sum.get('slot'), sum: BigInt(`0x${sum.get('sum')}`)};
   });
@@ -216,7 +261,10 @@ export function framed(header) {
   return {bytes, digest};
 }
 
-/** The 32 bytes of a digest. */
+/**
+ * The 32 bytes of a digest.
+ * @param {string} digest
+ */
 const digestBytes = (digest) => Uint8Array.from({length: 32},
   (_, i) => parseInt(digest.slice(7 + 2 * i, 9 + 2 * i), 16));
 
@@ -243,6 +291,7 @@ export function stepBytes(store, {key}, {start, length, checksum, at}) {
 export function placesOf({form, count = 0}, bytes, shape, at) {
   if (form === 'dense') return {places: null, values: bytes};
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  /** @type {number[]} */
   const places = [];
   const [limit, table] = form === 'rows' ? [shape[0], 0] : [product(shape), blocksOf(product(shape))];
   if (form === 'rows') {

@@ -30,10 +30,17 @@ import {MAX_DOCUMENT, parseStandalone} from './root.mjs';
  * @property {string} key of the document
  */
 
+/** @typedef {(code: string, pointer: string, detail: string) => void} Report */
+
 export const LOG_KEY = 'log.json';
+/** @param {number} epoch */
 export const epochKey = (epoch) => `epochs/${epoch}.json`;
 
-/** The bytes of a document. */
+/**
+ * The bytes of a document.
+ * @param {import('./stores.mjs').Store} store
+ * @param {string} key
+ */
 function bytesAt(store, key) {
   const length = store.lengthOf(key);
   if (length > MAX_DOCUMENT) throw new UcpError('UCP-E-LIMIT', key, `longer than ${MAX_DOCUMENT} bytes`);
@@ -76,12 +83,14 @@ export function epochOf(bytes, number, log) {
   const problems = new Problems();
   // Names of options of a profile may be anything, and nothing looks them up as members.
   const profile = document.get('optimizer').get('profile');
+  /** @type {Epoch} */
   const epoch = {
     ...plain(new Map([...document].filter(([name]) => name !== 'optimizer'))),
     optimizer: {type: document.get('optimizer').get('type'), profile},
     digest: sha256(bytes),
     key,
   };
+  /** @type {Report} */
   const report = (code, pointer, detail) => problems.add(code, place(key, pointer), detail);
   if (epoch.log !== log) report('UCP-E-LOG', '/log', 'an epoch of another log'); // UCP-D-152
   if (epoch.epoch !== number) report('UCP-E-LOG', '/epoch', `the document of epoch ${epoch.epoch}`); // UCP-D-151
@@ -97,6 +106,10 @@ export function epochOf(bytes, number, log) {
   return epoch;
 }
 
+/**
+ * @param {Epoch} epoch
+ * @param {Report} report
+ */
 function checkTensors({tensors}, report) {
   const names = new Set();
   tensors.forEach(({atom, dtype, shape}, i) => {
@@ -111,9 +124,13 @@ function checkTensors({tensors}, report) {
   });
 }
 
-/** The pieces of each tensor have every element once (UCP-D-155). */
+/**
+ * The pieces of each tensor have every element once (UCP-D-155).
+ * @param {Epoch} epoch
+ * @param {Report} report
+ */
 function checkPieces({tensors, pieces, ranks}, report) {
-  const boxes = tensors.map(() => []);
+  const boxes = tensors.map(() => /** @type {LogPiece[]} */ ([]));
   const broken = new Set();
   pieces.forEach((piece, i) => {
     const tensor = tensors[piece.tensor];
@@ -132,7 +149,11 @@ function checkPieces({tensors, pieces, ranks}, report) {
   });
 }
 
-/** The groups have each tensor with gradients once (UCP-D-156). */
+/**
+ * The groups have each tensor with gradients once (UCP-D-156).
+ * @param {Epoch} epoch
+ * @param {Report} report
+ */
 function checkGroups({tensors, groups}, report) {
   const seen = new Set();
   groups.forEach((group, i) => group.forEach((tensor, j) => {

@@ -4,7 +4,9 @@
 
 import {UcpError} from './errors.mjs';
 import {place} from './json.mjs';
-import {copyBox, product, stridesOf} from './boxes.mjs';
+import {
+  copyBox, dot, product, stridesOf,
+} from './boxes.mjs';
 import {DTYPES} from './dtypes.mjs';
 import {placesOf} from './log-batch.mjs';
 import {readBox} from './read.mjs';
@@ -12,11 +14,17 @@ import {checkStep} from './update-log.mjs';
 import {parseFloatText} from './values.mjs';
 
 /** @typedef {import('./log-documents.mjs').Epoch} Epoch */
+/** @typedef {import('./log-documents.mjs').LogPiece} LogPiece */
+/** @typedef {import('./checkpoint.mjs').Checkpoint} Checkpoint */
+/** @typedef {import('./update-log.mjs').UpdateLog} UpdateLog */
+/** @typedef {import('./update-log.mjs').WholeStep} WholeStep */
+/** @typedef {Map<string, Uint8Array>} Values the elements of tensors, by atom */
 
 const SMALL_OPTIMIZER = 'ucp.sgd';
 const EXACTNESS = ['bitwise', 'tolerance', 'lossy'];
 const FLOAT = 4;
 
+/** @param {bigint} number */
 const mixed = (number) => {
   let x = BigInt.asUintN(64, number + 0x9e3779b97f4a7c15n);
   x = BigInt.asUintN(64, (x ^ (x >> 30n)) * 0xbf58476d1ce4e5b9n);
@@ -24,10 +32,14 @@ const mixed = (number) => {
   return x ^ (x >> 31n);
 };
 
-/** The row-major indices in a tensor of the elements of a box, in order. */
+/**
+ * The row-major indices in a tensor of the elements of a box, in order.
+ * @param {import('./boxes.mjs').Box} box
+ * @param {number[]} whole shape of the tensor
+ */
 function* indicesOf({offset, shape}, whole) {
   const strides = stridesOf(whole);
-  const inner = shape.length > 0 ? shape.at(-1) : 1;
+  const inner = shape.at(-1) ?? 1;
   const at = shape.slice(0, -1).fill(0);
   for (let row = 0, rows = product(shape) / inner; row < rows; row += 1) {
     let start = offset.at(-1) ?? 0;
@@ -66,10 +78,16 @@ export function boxSum(bytes, box, shape, dtype) {
   return BigInt.asUintN(64, sum);
 }
 
-/** Sixteen hexadecimal digits of a sum. */
+/**
+ * Sixteen hexadecimal digits of a sum.
+ * @param {bigint} sum
+ */
 export const sumText = (sum) => sum.toString(16).padStart(16, '0');
 
-/** The rate of each group, in binary32. */
+/**
+ * The rate of each group, in binary32.
+ * @param {import('./log-batch.mjs').Step} step
+ */
 function ratesOf({options, at}) {
   return options.map((group, i) => {
     const rate = group.get('lr');
@@ -81,7 +99,12 @@ function ratesOf({options, at}) {
   });
 }
 
-/** Reads the tensors of an epoch that are not there yet; refuses what the checkpoint has otherwise (UCP-R-043). */
+/**
+ * Reads the tensors of an epoch that are not there yet; refuses what the checkpoint has otherwise (UCP-R-043).
+ * @param {Epoch} epoch
+ * @param {Checkpoint} checkpoint
+ * @param {Values} values gets them
+ */
 function takeTensors(epoch, checkpoint, values) {
   if (epoch.optimizer.type !== SMALL_OPTIMIZER) {
     throw new UcpError('UCP-E-MISMATCH', place(epoch.key, '/optimizer/type'), `not ${SMALL_OPTIMIZER}`);
@@ -96,13 +119,29 @@ function takeTensors(epoch, checkpoint, values) {
   });
 }
 
-/** Makes a step of a piece, whose elements lie one behind the other. */
+/**
+ * The elements of a tensor of an epoch, which {@link takeTensors} has read.
+ * @param {Values} values
+ * @param {string} atom
+ */
+const elementsOf = (values, atom) => /** @type {Uint8Array} */ (values.get(atom));
+
+/**
+ * Makes a step of a piece, whose elements lie one behind the other.
+ * @param {Uint8Array} elements changed in place
+ * @param {import('./log-batch.mjs').Entry} entry
+ * @param {Uint8Array} bytes of the entry
+ * @param {number[]} shape of the piece
+ * @param {number} rate
+ * @param {string} at place of the step
+ */
 function descend(elements, entry, bytes, shape, rate, at) {
   const {places: found, values} = placesOf(entry, bytes, shape, at);
   const places = found ?? [];
   const gradients = new DataView(values.buffer, values.byteOffset, values.byteLength);
   const target = new DataView(elements.buffer, elements.byteOffset, elements.byteLength);
   // The product of two binary32 is exact in binary64, and rounding a difference twice is as rounding it once.
+  /** @type {(element: number, gradient: number) => void} */
   const change = (element, gradient) => {
     const before = target.getFloat32(element * FLOAT, true);
     target.setFloat32(element * FLOAT, before - Math.fround(rate * gradient), true);
@@ -123,21 +162,47 @@ function descend(elements, entry, bytes, shape, rate, at) {
   }
 }
 
-/** The elements of a piece, one behind the other. */
+/**
+ * Where the elements of a piece are among those of its tensor.
+ * @param {Uint8Array} bytes of the tensor
+ * @param {LogPiece} piece
+ * @param {number[]} shape of the tensor
+ * @returns {import('./boxes.mjs').View}
+ */
+function viewOf(bytes, {offset}, shape) {
+  const strides = stridesOf(shape);
+  return {bytes, start: dot(offset, strides), strides};
+}
+
+/**
+ * The elements of a piece, one behind the other.
+ * @param {Uint8Array} whole
+ * @param {LogPiece} piece
+ * @param {number[]} shape of the tensor
+ */
 function gathered(whole, piece, shape) {
   const bytes = new Uint8Array(product(piece.shape) * FLOAT);
-  const strides = stridesOf(shape);
-  const start = piece.offset.reduce((sum, offset, i) => sum + offset * strides[i], 0);
-  copyBox({bytes, start: 0, strides: stridesOf(piece.shape)}, {bytes: whole, start, strides}, piece.shape, FLOAT);
+  copyBox({bytes, start: 0, strides: stridesOf(piece.shape)}, viewOf(whole, piece, shape), piece.shape, FLOAT);
   return bytes;
 }
 
+/**
+ * The reverse of {@link gathered}.
+ * @param {Uint8Array} whole changed in place
+ * @param {LogPiece} piece
+ * @param {number[]} shape of the tensor
+ * @param {Uint8Array} bytes
+ */
 function scatter(whole, piece, shape, bytes) {
-  const strides = stridesOf(shape);
-  const start = piece.offset.reduce((sum, offset, i) => sum + offset * strides[i], 0);
-  copyBox({bytes: whole, start, strides}, {bytes, start: 0, strides: stridesOf(piece.shape)}, piece.shape, FLOAT);
+  copyBox(viewOf(whole, piece, shape), {bytes, start: 0, strides: stridesOf(piece.shape)}, piece.shape, FLOAT);
 }
 
+/**
+ * @param {Epoch} epoch
+ * @param {Map<number, number>} groupOf by tensor: each that has gradients is in one (UCP-D-156)
+ * @param {WholeStep} step
+ * @param {Values} values changed in place
+ */
 function applyStep(epoch, groupOf, step, values) {
   const [{skipped}] = step.ranks;
   const rates = ratesOf(step.ranks[0]);
@@ -145,27 +210,40 @@ function applyStep(epoch, groupOf, step, values) {
     const piece = epoch.pieces[number];
     const {atom, role, shape} = epoch.tensors[piece.tensor];
     if (role !== 'gradient') {
-      scatter(values.get(atom), piece, shape, bytes);
+      scatter(elementsOf(values, atom), piece, shape, bytes);
     } else if (!skipped) {
-      const part = gathered(values.get(atom), piece, shape);
-      descend(part, entry, bytes, piece.shape, rates[groupOf.get(piece.tensor)], at);
-      scatter(values.get(atom), piece, shape, part);
+      const whole = elementsOf(values, atom);
+      const part = gathered(whole, piece, shape);
+      const group = /** @type {number} */ (groupOf.get(piece.tensor));
+      descend(part, entry, bytes, piece.shape, rates[group], at);
+      scatter(whole, piece, shape, part);
     }
   }
 }
 
-/** Residuals that are not stored of the state behind a step (UCP-R-046). */
+/**
+ * Residuals that are not stored of the state behind a step (UCP-R-046).
+ * @param {Epoch} epoch
+ * @param {WholeStep} step
+ */
 function withoutResiduals({tensors, pieces}, {entries}) {
   const stored = new Set([...entries.keys()].map((number) => pieces[number].tensor));
   return tensors.filter(({role, shape}, i) => role === 'residual' && !shape.includes(0) && !stored.has(i));
 }
 
-/** Refuses a state whose sums are not those that the log has (UCP-R-044). */
+/**
+ * Refuses a state whose sums are not those that the log has (UCP-R-044).
+ * @param {UpdateLog} log
+ * @param {Epoch} epoch
+ * @param {number} from
+ * @param {number} state
+ * @param {Values} values
+ */
 function checkSums(log, epoch, from, state, values) {
   for (const [tensor, slots] of log.sumsOf(epoch, from, state)) {
     const {atom, shape, dtype} = epoch.tensors[tensor];
     const box = {offset: shape.map(() => 0), shape};
-    const found = shape.includes(0) ? 0n : boxSum(values.get(atom), box, shape, dtype);
+    const found = shape.includes(0) ? 0n : boxSum(elementsOf(values, atom), box, shape, dtype);
     for (const [slot, sum] of slots) {
       if (slot !== 'value' || sum !== found) {
         throw new UcpError('UCP-E-LOG', epoch.key, `the log has another sum of ${atom} in state ${state}`);
@@ -176,20 +254,22 @@ function checkSums(log, epoch, from, state, values) {
 
 /**
  * Replays a log of `ucp.sgd` from a checkpoint on (UCP-R-045).
- * @param {import('./update-log.mjs').UpdateLog} log
- * @param {import('./checkpoint.mjs').Checkpoint} checkpoint
+ * @param {UpdateLog} log
+ * @param {Checkpoint} checkpoint
  * @param {{allowLoss?: boolean}} [options] of {@link UpdateLog.recovery}
- * @returns {{step: number, exactness: string, values: Map<string, Uint8Array>}} the state at the
+ * @returns {{step: number, exactness: string, values: Values}} the state at the
  *   end, and the bytes of the tensors that epochs have, by atom
  */
 export function replay(log, checkpoint, options) {
   const {step: from, log: position} = checkpoint.root;
-  if (position?.get('id') !== log.id || from === null) {
+  if (position === null || position.get('id') !== log.id || from === null) {
     throw new UcpError('UCP-E-LOG', '', 'the checkpoint is of no log, or of another one');
   }
   const {step, stretches} = log.recovery({epoch: position.get('epoch'), step: from}, options);
+  /** @type {Values} */
   const values = new Map();
   let exactness = 0;
+  /** @type {Epoch['tensors']} */
   let unknown = [];
   for (const {epoch, from: begin, stop} of stretches) {
     takeTensors(epoch, checkpoint, values);
@@ -204,6 +284,6 @@ export function replay(log, checkpoint, options) {
       checkSums(log, epoch, begin, one.step + 1, values);
     }
   }
-  for (const {atom} of unknown) values.get(atom).fill(0);
+  for (const {atom} of unknown) elementsOf(values, atom).fill(0);
   return {step, exactness: EXACTNESS[exactness], values};
 }

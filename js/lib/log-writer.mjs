@@ -20,6 +20,9 @@ import {UpdateLog, isLog, requireDocument} from './update-log.mjs';
 import {FORMAT_VERSION} from './root.mjs';
 
 /** @typedef {import('./log-documents.mjs').Epoch} Epoch */
+/** @typedef {import('./json.mjs').Json} Json */
+/** @typedef {() => import('./stores.mjs').Store} Opens the directory of a log, to read it */
+/** @typedef {Map<string, Json> | Record<string, unknown>} Tagged values by name: as Maps, or as objects in their place */
 
 /**
  * Where the objects of a log are created.
@@ -51,16 +54,18 @@ import {FORMAT_VERSION} from './root.mjs';
  */
 
 /**
- * A step of a rank: options of each group, tagged values as Maps or objects; pieces that have a gradient or a value.
- * @typedef {{options: any[], skipped?: boolean, entries: PieceInput[]}} StepInput
+ * A step of a rank: options of each group; pieces that have a gradient or a value.
+ * @typedef {{options: Tagged[], skipped?: boolean, entries: PieceInput[]}} StepInput
  */
+
+/** @typedef {{piece: number, slot: string, bytes: Uint8Array}} SumInput */
 
 /**
  * @typedef {object} BatchInput
  * @property {StepInput[]} steps at least one
- * @property {any[]} [options] of the state behind the last step, where a schedule has changed them
- * @property {any} [values] the rank's own, tagged
- * @property {{piece: number, slot: string, bytes: Uint8Array}[]} [sums] elements of pieces in that
+ * @property {Tagged[]} [options] of the state behind the last step, where a schedule has changed them
+ * @property {Tagged} [values] the rank's own
+ * @property {SumInput[]} [sums] elements of pieces in that
  *   state, of which sums are kept
  */
 
@@ -70,7 +75,10 @@ function drawnId() {
   return [...bytes].map((byte) => byte.toString(16).padStart(2, '0')).join('');
 }
 
-/** A document with its envelope, as bytes. */
+/**
+ * A document with its envelope, as bytes.
+ * @type {(kind: string, members: Record<string, Json>) => Uint8Array}
+ */
 const documentOf = (kind, members) => bytesOf(stringify(object({
   format: 'ucp',
   format_version: FORMAT_VERSION,
@@ -84,8 +92,8 @@ const documentOf = (kind, members) => bytesOf(stringify(object({
 
 /**
  * Begins an epoch, the first of a log or one that goes on from another (UCP-W-038).
- * @param {() => import('./stores.mjs').Store} open the log's directory, to read
- * @param {LogSink} sink the same, to write
+ * @param {Opens} open
+ * @param {LogSink} sink the same directory, to write
  * @param {EpochInput} input
  * @returns {EpochWriter}
  * @throws {UcpError} UCP-E-EXISTS without `after` where the log has epochs; UCP-E-FENCED where another
@@ -123,7 +131,12 @@ export function beginEpoch(open, sink, input) {
   return new EpochWriter(sink, epoch);
 }
 
-/** Creates a log, unless all but its document is there. */
+/**
+ * Creates a log, unless all but its document is there.
+ * @param {Opens} open
+ * @param {LogSink} sink
+ * @param {string} id
+ */
 function create(open, sink, id) {
   const store = open();
   try {
@@ -134,6 +147,11 @@ function create(open, sink, id) {
   sink.create(LOG_KEY, [documentOf('update-log', {id})]);
 }
 
+/**
+ * What a new epoch takes from the log that it is of.
+ * @param {Opens} open
+ * @param {EpochInput} input
+ */
 function foundLog(open, {after, firstStep}) {
   const log = new UpdateLog(open());
   try {
@@ -145,7 +163,7 @@ function foundLog(open, {after, firstStep}) {
     if (before && before.first_step > firstStep) { // UCP-D-153
       throw new UcpError('UCP-E-LOG', before.key, `it begins with step ${before.first_step}, behind ${firstStep}`);
     }
-    const named = before && object({epoch: after, digest: before.digest});
+    const named = before && object({epoch: before.epoch, digest: before.digest});
     return {id: log.id, next: last === undefined ? 0 : last + 1, after: named};
   } finally {
     log.close();
@@ -188,6 +206,10 @@ export class EpochWriter {
     }
   }
 
+  /**
+   * @param {number} rank
+   * @param {BatchInput} batch
+   */
   #write(rank, batch) {
     const {epoch} = this;
     if (this.#sink.has(epochKey(epoch.epoch + 1))) { // UCP-W-039
@@ -203,11 +225,20 @@ export class EpochWriter {
   }
 }
 
-/** The header of a batch, checked as readers do, and the bytes behind it. */
+/**
+ * The header of a batch, checked as readers do, and the bytes behind it.
+ * @param {Epoch} epoch
+ * @param {number} rank
+ * @param {number} first
+ * @param {string} previous digest of what it goes on from
+ * @param {BatchInput} batch
+ */
 function encoded(epoch, rank, first, previous, {
   steps, options, values = new Map(), sums = [],
 }) {
+  /** @type {Uint8Array[]} */
   const payload = [];
+  /** @type {string | null} */
   let before = null;
   const records = steps.map((step) => {
     const entries = step.entries.map((entry) => encodedEntry(epoch, entry));
@@ -243,7 +274,12 @@ function encoded(epoch, rank, first, previous, {
   return {header, payload};
 }
 
-/** An entry in the form that takes fewest bytes, and its bytes. */
+/**
+ * An entry in the form that takes fewest bytes, and its bytes.
+ * @param {Epoch} epoch
+ * @param {PieceInput} input
+ * @returns {{entry: Map<string, Json>, bytes: Uint8Array[]}}
+ */
 function encodedEntry(epoch, {
   piece: number, bytes, places, rows,
 }) {
@@ -273,13 +309,23 @@ function encodedEntry(epoch, {
   return {entry: object({piece: number, form: 'dense'}), bytes: [bytes]};
 }
 
-/** A piece of an epoch by its number. */
+/**
+ * A piece of an epoch by its number.
+ * @param {Epoch} epoch
+ * @param {number} number
+ */
 function pieceOf({pieces, key}, number) {
   if (!pieces[number]) throw new UcpError('UCP-E-LOG', key, `there is no piece ${number}`);
   return pieces[number];
 }
 
-/** Refuses other bytes than so many elements of a piece have; returns those of one. */
+/**
+ * Refuses other bytes than so many elements of a piece have; returns those of one.
+ * @param {Epoch} epoch
+ * @param {number} number of the piece
+ * @param {number} elements
+ * @param {Uint8Array} bytes
+ */
 function requireBytes({tensors, pieces, key}, number, elements, {length}) {
   const {dtype} = tensors[pieces[number].tensor];
   const {size} = /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(dtype));
@@ -289,7 +335,11 @@ function requireBytes({tensors, pieces, key}, number, elements, {length}) {
   return size;
 }
 
-/** Places of the elements of which a bit is set. */
+/**
+ * Places of the elements of which a bit is set.
+ * @param {Uint8Array} bytes
+ * @param {number} size of an element
+ */
 function nonZero(bytes, size) {
   const places = [];
   for (let at = 0; at < bytes.length; at += 1) {
@@ -301,12 +351,22 @@ function nonZero(bytes, size) {
   return places;
 }
 
+/**
+ * The elements at places, one behind the other.
+ * @param {Uint8Array} bytes
+ * @param {number[]} places
+ * @param {number} size of an element
+ */
 function gathered(bytes, places, size) {
   const values = new Uint8Array(places.length * size);
   places.forEach((place, i) => values.set(bytes.subarray(place * size, (place + 1) * size), i * size));
   return values;
 }
 
+/**
+ * @param {number[]} numbers
+ * @param {2 | 4} size of each
+ */
 function littleEndian(numbers, size) {
   const bytes = new Uint8Array(numbers.length * size);
   const view = new DataView(bytes.buffer);
@@ -314,18 +374,22 @@ function littleEndian(numbers, size) {
   return bytes;
 }
 
-/** The sum of each tensor and slot, of all pieces that are given (section 5). */
+/**
+ * The sum of each tensor and slot, of all pieces that are given (section 5).
+ * @param {Epoch} epoch
+ * @param {SumInput[]} given
+ */
 function sumsOf(epoch, given) {
+  /** @type {Map<string, {tensor: number, slot: string, sum: bigint}>} */
   const found = new Map();
   for (const {piece: number, slot, bytes} of given) {
     const piece = pieceOf(epoch, number);
     requireBytes(epoch, number, product(piece.shape), bytes);
-    const {shape, dtype} = epoch.tensors[piece.tensor];
-    const name = JSON.stringify([piece.tensor, slot]);
-    found.set(name, BigInt.asUintN(64, (found.get(name) ?? 0n) + boxSum(bytes, piece, shape, dtype)));
+    const {tensor} = piece;
+    const {shape, dtype} = epoch.tensors[tensor];
+    const name = `${tensor} ${slot}`;
+    const before = found.get(name)?.sum ?? 0n;
+    found.set(name, {tensor, slot, sum: BigInt.asUintN(64, before + boxSum(bytes, piece, shape, dtype))});
   }
-  return [...found].map(([name, sum]) => {
-    const [tensor, slot] = JSON.parse(name);
-    return object({tensor, slot, sum: sumText(sum)});
-  });
+  return [...found.values()].map(({tensor, slot, sum}) => object({tensor, slot, sum: sumText(sum)}));
 }

@@ -31,7 +31,9 @@ import {
 const KEY = /^(?:epochs\/(0|[1-9][0-9]*)\.json|batches\/(0|[1-9][0-9]*)\/(0|[1-9][0-9]*)\/(0|[1-9][0-9]*)\.batch)$/;
 
 export class UpdateLog {
+  /** @type {Map<number, Epoch>} */
   #epochs = new Map();
+  /** @type {Map<string, Chain>} */
   #chains = new Map();
 
   /** @param {import('./stores.mjs').Store} store of the log's own directory */
@@ -72,11 +74,15 @@ export class UpdateLog {
    * @returns {Epoch}
    */
   epoch(number) {
-    if (!this.#epochs.has(number)) this.#epochs.set(number, readEpoch(this.store, number, this.id));
-    return this.#epochs.get(number);
+    const epoch = this.#epochs.get(number) ?? readEpoch(this.store, number, this.id);
+    this.#epochs.set(number, epoch);
+    return epoch;
   }
 
-  /** The epoch that another goes on from, or null; they fit together (UCP-D-153). */
+  /**
+   * The epoch that another goes on from, or null; they fit together (UCP-D-153).
+   * @param {Epoch} epoch
+   */
   before(epoch) {
     if (epoch.after === null) return null;
     const before = this.epoch(epoch.after.epoch);
@@ -94,6 +100,7 @@ export class UpdateLog {
    * @returns {Stretch[]}
    */
   branch() {
+    /** @type {Stretch[]} */
     const found = [];
     let stop = null;
     for (let epoch = this.numbers.length > 0 ? this.epoch(this.numbers[this.numbers.length - 1]) : null; epoch; epoch = this.before(epoch)) {
@@ -112,10 +119,16 @@ export class UpdateLog {
    */
   chain(epoch, rank, state) {
     const name = `${epoch.epoch}/${rank}/${state}`;
-    if (!this.#chains.has(name)) this.#chains.set(name, this.#walk(epoch, rank, state));
-    return this.#chains.get(name);
+    const chain = this.#chains.get(name) ?? this.#walk(epoch, rank, state);
+    this.#chains.set(name, chain);
+    return chain;
   }
 
+  /**
+   * @param {Epoch} epoch
+   * @param {number} rank
+   * @param {number} state
+   */
   #walk(epoch, rank, state) {
     const there = this.there.get(epoch.epoch)?.get(rank) ?? [];
     // What ends before the state may be removed or damaged, and is of no concern.
@@ -125,6 +138,7 @@ export class UpdateLog {
     const chain = {first, stop: first, batches: [], fault: null, broken: false};
     let previous = first === epoch.first_step ? epoch.digest : null;
     for (const here of firsts) {
+      /** @type {(at: string, detail: string) => Chain['fault']} */
       const fault = (at, detail) => ({code: 'UCP-E-LOG', at, detail, torn: false});
       if (here > chain.stop) {
         chain.fault = fault(batchKey(epoch.epoch, rank, chain.stop), 'the batch is missing, and others lie behind it');
@@ -151,7 +165,11 @@ export class UpdateLog {
     return chain;
   }
 
-  /** @returns {Chain[]} of all ranks, from a state on */
+  /**
+   * The same of all ranks.
+   * @param {Epoch} epoch
+   * @param {number} [state]
+   */
   chains(epoch, state = 0) {
     return Array.from({length: epoch.ranks}, (_, rank) => this.chain(epoch, rank, state));
   }
@@ -166,6 +184,7 @@ export class UpdateLog {
   recovery(from, {allowLoss = false} = {}) {
     const branch = this.branch();
     const begin = branch.findIndex(({epoch}) => epoch.epoch === from.epoch);
+    /** @type {(at: string, detail: string) => never} */
     const refuse = (at, detail) => {
       throw new UcpError('UCP-E-LOG', at, detail);
     };
@@ -208,6 +227,7 @@ export class UpdateLog {
     const chains = this.chains(epoch, from);
     const at = chains.map(() => 0);
     for (let step = from; step < stop; step += 1) {
+      /** @type {WholeStep['entries']} */
       const entries = new Map();
       const ranks = chains.map(({batches}, rank) => {
         while (batches[at[rank]].stop <= step) at[rank] += 1;
@@ -225,9 +245,15 @@ export class UpdateLog {
     }
   }
 
-  /** The sums that all ranks together have of a state behind another, by tensor and slot; none where a batch goes on. */
+  /**
+   * The sums that all ranks together have of a state behind another, by tensor and slot; none where a batch goes on.
+   * @param {Epoch} epoch
+   * @param {number} from
+   * @param {number} state
+   */
   sumsOf(epoch, from, state) {
     const ends = this.chains(epoch, from).map(({batches}) => batches.find(({stop}) => stop === state));
+    /** @type {Map<number, Map<string, bigint>>} */
     const sums = new Map();
     if (ends.includes(undefined)) return sums;
     for (const {tensor, slot, sum} of ends.flatMap((batch) => batch?.sums ?? [])) {
@@ -242,7 +268,11 @@ export class UpdateLog {
   }
 }
 
-/** The last state, not behind the durable one, where all ranks have the end of a batch. */
+/**
+ * The last state, not behind the durable one, where all ranks have the end of a batch.
+ * @param {Chain[]} chains
+ * @param {number} durable
+ */
 function commonEnd(chains, durable) {
   const [one, ...others] = chains.map(({first, batches}) => new Set([first, ...batches.map(({stop}) => stop)]));
   const common = [...one].filter((end) => end <= durable && others.every((ends) => ends.has(end)));
@@ -263,7 +293,7 @@ export function checkStep({tensors, pieces}, {ranks, entries}) {
       throw new UcpError('UCP-E-LOG', other.at, 'ranks have other options of the step');
     }
   }
-  const forms = tensors.map(() => new Set());
+  const forms = tensors.map(() => /** @type {Set<string | undefined>} */ (new Set()));
   pieces.forEach(({tensor}, piece) => forms[tensor].add(entries.get(piece)?.entry.form));
   tensors.forEach(({atom, role}, i) => {
     const isWhole = !forms[i].has(undefined) && !(forms[i].has('rows') && forms[i].size > 1);
@@ -298,6 +328,7 @@ export function requireDocument(store) {
   }
 }
 
+/** @param {import('./stores.mjs').Store} store */
 function hasDocument(store) {
   try {
     return store.lengthOf(LOG_KEY) >= 0;
@@ -341,6 +372,11 @@ export function validateLog(store) {
   }
 }
 
+/**
+ * @param {UpdateLog} log
+ * @param {number} number
+ * @param {Problems} problems
+ */
 function validateEpoch(log, number, problems) {
   const epoch = log.epoch(number);
   try {

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 PROGRAM = """
-import {open, read, readLocals, validate} from 'ucpformat';
+import {beginEpoch, open, openLog, read, readLocals, replay, validate, write} from 'ucpformat';
 
 const checkpoint = open('a.ucp');
 const {dtype, shape, bytes} = read(checkpoint, 'w', 'value', {offset: [0], shape: [2]});
@@ -31,6 +31,29 @@ read(checkpoint, 'w', 'value', {shape: [1]});
 validate('a.ucp', 'all');
 // @ts-expect-error bytes may be missing
 for (const local of readLocals(checkpoint, 'w', 'value', layout, [[0]])) console.log(local.bytes.length);
+
+const slot = {dtype: 'uint8', shape: [2], open: () => ({chunk: () => null})};
+const atoms = [{name: 'w', slots: new Map([['value', slot]])}];
+console.log(write({path: 'b.ucp', storage: 'packed', chunkBytes: 64, atoms, step: 3}).digest.length);
+// @ts-expect-error there is no such storage
+write({path: 'b.ucp', storage: 'loose', chunkBytes: 64, atoms});
+const sourceless = {name: 'w', slots: new Map([['value', {dtype: 'uint8', shape: [2]}]])};
+// @ts-expect-error a slot has a source
+write({path: 'b.ucp', storage: 'plain', chunkBytes: 64, atoms: [sourceless]});
+
+const writer = beginEpoch('u.ucplog', {
+  firstStep: 0, after: null, ranks: 1, tensors: [{atom: 'w', role: 'gradient', dtype: 'float32', shape: [2]}],
+  pieces: [{tensor: 0, rank: 0, offset: [0], shape: [2]}], groups: [[0]],
+  optimizer: {type: 'ucp.sgd', profile: {}}, exactness: 'bitwise',
+});
+const step = {options: [{lr: 0.1}], entries: [{piece: 0, bytes: new Uint8Array(8)}]};
+const state: number = writer.write(0, {steps: [step]});
+const values: Map<string, Uint8Array> = replay(openLog('u.ucplog'), checkpoint, {allowLoss: true}).values;
+console.log(state, values.size);
+// @ts-expect-error a step has options
+writer.write(0, {steps: [{entries: []}]});
+// @ts-expect-error there is no such role
+writer.epoch.tensors[0].role = 'weight';
 """
 
 
@@ -59,7 +82,9 @@ def test_declarations_describe_the_package_to_programs(package: Path, tmp_path: 
 
 def test_a_wrong_type_is_found(package: Path) -> None:
     module = package / "lib" / "grid.mjs"
-    module.write_text(module.read_text() + "\nfloorDiv('a', {});\nmakeGrid([1], 4, 'large');\n")
+    wrong = "\nfloorDiv('a', {});\nmakeGrid([1], 4, 'large');\nexport const untyped = (a) => a;\n"
+    module.write_text(module.read_text() + wrong)
     done = _tsc(package, "-p", ".")
     assert done.returncode != 0
     assert "'string' is not assignable to parameter of type 'number'" in done.stdout
+    assert "Parameter 'a' implicitly has an 'any' type" in done.stdout
