@@ -24,6 +24,10 @@ class Forked:
         self.pid = pid
         self._is_over = False
 
+    def kill(self) -> None:
+        if not self._is_over:
+            os.kill(self.pid, signal.SIGKILL)
+
     def wait(self, timeout: float) -> int:
         limit = time.monotonic() + timeout
         while time.monotonic() < limit:
@@ -40,12 +44,12 @@ def fork_replicas(note: Path, begin: Callable[[], None] = lambda: None) -> None:
     Each calls ``begin`` first.
     """
 
-    def started(channel: Any, stream: Any, memory: int, listener: Any) -> Forked:
+    def started(channel: Any, stream: Any, memory: int, inherited: Any) -> Forked:
         trainer = os.getpid()
         child = os.fork()
         if child == 0:
             os.setsid()
-            del listener  # that of one process is alone
+            assert not inherited  # that of one process is alone
             kept = {0, 1, 2, channel.fileno(), stream.fileno(), memory}
             for number in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
                 with suppress(OSError):
@@ -80,9 +84,12 @@ def forked(act: Callable[[], None]) -> int:
 
 def end_replica(note: Path) -> None:
     """Kill the replica, if there is one, and return when it is gone."""
-    if not note.exists():
-        return
-    number = int(note.read_text())
+    if note.exists():
+        end_process(int(note.read_text()))
+
+
+def end_process(number: int) -> None:
+    """Kill a process, and return when it is gone."""
     with suppress(ProcessLookupError):
         os.kill(number, signal.SIGKILL)
     while Path(f"/proc/{number}/fd").exists() and (state_of(number) != "Z" or _threads(number) > 1):

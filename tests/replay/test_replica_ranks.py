@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("distributed")]
 def test_ranks_of_every_kind_go_on_from_memory(tmp_path: Path) -> None:
     job = RanksJob(tmp_path, "fsdp-tp", 4)
     try:
-        job.start(victim=3, point=60)
+        job.start(victim=3, point=80)
         found = job.start()
         assert (found["from_replica"], found["faults"]) == (True, [])
         assert 0 < found["step"] == found["checkpoint_step"] < STEPS
@@ -43,6 +43,52 @@ def test_all_ranks_go_on_from_memory_at_one_step_or_from_the_disk(tmp_path: Path
         assert found["step"] <= again["step"] == again["checkpoint_step"]
         found = job.start()
         assert (found["step"], found["from_replica"], found["faults"]) == (STEPS, False, [])
+    finally:
+        job.end()
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "at_steps"),
+    [
+        # Two at once, and behind the last step.
+        ("ddp", 2, {"0": [5], "1": [5, 20]}),
+        ("fsdp-tp", 4, {"2": [5]}),
+    ],
+)
+def test_replicas_are_replaced_while_ranks_train(
+    tmp_path: Path, kind: str, world: int, at_steps: dict[str, list[int]]
+) -> None:
+    """``python -m tests.campaigns.update_log`` kills them at random, also while they are replaced."""
+    job = RanksJob(tmp_path, kind, world)
+    times = len({step for steps in at_steps.values() for step in steps})
+    try:
+        job.start(steps=21, at_steps=at_steps)
+        assert job.is_done
+        assert [len(job.replicas(rank)) for rank in range(world)] == [1 + times] * world
+        for rank in range(world):
+            # Of a replica that is gone at a step the next one tells the others.
+            steps = [step + 1 for step in at_steps.get(str(rank), [])]
+            said = job.warned(rank)
+            assert len(said) == len(steps), said
+            for one, step in zip(said, steps, strict=True):
+                assert one.endswith(f"another one has the state of step {step} from now on")
+        assert job.living() == 0
+        found = job.start(steps=21)
+        assert (found["step"], found["from_replica"], found["faults"]) == (21, False, [])
+    finally:
+        job.end()
+
+
+def test_a_rank_that_is_killed_after_replicas_were_replaced_goes_on_from_the_new_ones(tmp_path: Path) -> None:
+    job = RanksJob(tmp_path, "fsdp", 2)
+    try:
+        job.start(steps=40, at_steps={"1": [4]}, victim=0, point=220)
+        assert not job.is_done
+        assert [len(job.replicas(rank)) for rank in range(2)] == [2, 2]
+        assert job.living() == 2
+        found = job.start(steps=40)
+        assert (found["from_replica"], found["faults"]) == (True, [])
+        assert 5 < found["step"] == found["checkpoint_step"] < 40
     finally:
         job.end()
 

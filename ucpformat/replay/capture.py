@@ -9,6 +9,7 @@ import numpy as np
 from ucpformat.errors import error
 from ucpformat.replay.compressors import compress, residuals_of
 from ucpformat.replay.tracked import flat_elements, follow_buffers, local_of, piece_view
+from ucpformat.state_dict.tensors.local_tensors import to_torch
 from ucpformat.update_log.drafts import Captured, StepDraft
 
 if TYPE_CHECKING:
@@ -178,6 +179,23 @@ class Capture:
                 self._seen[index] = data
                 if draft is not None:
                     draft.captured.append(Captured(index, self._copied(values)))
+
+    def buffers_seen(self) -> dict[int, torch.Tensor]:
+        """Return what this rank holds of buffers as it was when they were last looked at, by the identity of each.
+
+        A forward pass may have changed them since.
+        """
+        follow_buffers(self._state)
+        found = {}
+        for number, one in enumerate(self._state.tensors):
+            if one.role == "value":
+                local = local_of(one.tensor)
+                elements = flat_elements(local, one.atom).copy()
+                for index, piece in self._mine[number]:
+                    view = piece_view(elements, piece.local, piece.box)
+                    view[...] = np.frombuffer(self._seen[index], view.dtype).reshape(view.shape)
+                found[id(one.tensor)] = to_torch(elements.reshape(tuple(local.shape)), one.dtype)
+        return found
 
     def _copy_residuals(self, draft: StepDraft) -> None:
         for index, values in self._logged_here("residual"):

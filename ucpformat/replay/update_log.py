@@ -31,8 +31,8 @@ from ucpformat.replay.log_options import (
 )
 from ucpformat.replay.own_values import JobValues, encoded_values
 from ucpformat.replay.plan import log_url, require_run
-from ucpformat.replay.replica.feed import ReplicaFeed, Setting, require_local
-from ucpformat.replay.replica.options import Replica
+from ucpformat.replay.replica.feed import ReplicaFeed
+from ucpformat.replay.replica.setting import Setting, require_local
 from ucpformat.replay.state_sums import state_sums
 from ucpformat.replay.tracked import GroupOptions, held_pieces, tracked_state
 from ucpformat.state_dict.torch_group import own_group
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ucpformat.jsonio import JsonValue
     from ucpformat.replay.compressors import GradientCompressor
     from ucpformat.replay.recovering import Recovery
+    from ucpformat.replay.replica.options import Replica
     from ucpformat.update_log.batch import Sum
 
 __all__ = ["UpdateLog"]
@@ -161,17 +162,12 @@ class UpdateLog:
             self._save_checkpoint(LogPosition(after.log, after.epoch))
             self._manager.wait()
             saved = self._step
+        options = begun_options(optimizer) if after is None else after.options
         self._epoch, digest = begin_epoch(
-            self._place,
-            self._tracked,
-            optimizer,
-            self._group,
-            self._step,
-            after,
-            begun_options(optimizer) if after is None else after.options,
+            self._place, self._tracked, optimizer, self._group, self._step, after, options
         )
         whole = gradient_bytes(self._epoch)
-        self._batch = steps_of_batch(batch, whole)
+        self._batch = steps_of_batch(1 if replica else batch, whole)
         growth = LogGrowth(
             self._step,
             gradient_bytes(self._epoch, self._rank) / max(1, whole),
@@ -194,12 +190,10 @@ class UpdateLog:
                 self._manager.wait()
         self._writer: BatchWriter | ReplicaFeed
         if replica:
-            self._batch = 1
             held, values = held_pieces(self._tracked, self._epoch), encoded_values(self._values.now())
             path = os.fspath(run)
             setting = Setting(path, self._url, self._epoch, digest, full_every, keep_full, self._group, held)
-            kind = replica if isinstance(replica, Replica) else Replica()
-            self._writer = ReplicaFeed(kind, setting, model, optimizer, values, most_bytes=pending_bytes)
+            self._writer = ReplicaFeed(replica, setting, model, optimizer, values, most_bytes=pending_bytes)
         else:
             every = seconds_of_batch(batch, self._place)
             self._writer = BatchWriter(
@@ -207,6 +201,8 @@ class UpdateLog:
             )
         copied = self._writer.copied if isinstance(self._writer, ReplicaFeed) else None
         self._capture = Capture(self._tracked, self._epoch, self._rank, compressor, copied)
+        if isinstance(self._writer, ReplicaFeed):
+            self._writer.buffers = self._capture.buffers_seen
         self._hook = optimizer.register_step_pre_hook(self._capture.before_step)
         # Ahead of FSDP2's own hook, behind which parameters are whole for the time of the forward.
         self._forward_hook = model.register_forward_pre_hook(self._at_forward, prepend=True)
@@ -263,6 +259,8 @@ class UpdateLog:
         require_scaler(scaler)
         require_replayable(self._optimizer)
         self._settle()
+        if isinstance(self._writer, ReplicaFeed):
+            self._writer.begin_step()
         # Behind the hooks of others, which may change gradients.
         self._hook.remove()
         self._hook = self._optimizer.register_step_pre_hook(self._capture.before_step)

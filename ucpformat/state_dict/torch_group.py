@@ -12,7 +12,7 @@ from ucpformat.distributed.group import Group, OneProcess, another
 from ucpformat.errors import error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ucpformat.distributed.group import Bytes, Group
 
@@ -168,6 +168,25 @@ class TorchGroup:
         for into, data in arriving:
             if into is not data:
                 into.copy_(data)
+
+    @_talking()
+    def greatest(self, number: int) -> Callable[[], int]:
+        """Begin to find the greatest number of all processes; what is returned waits for it.
+
+        Numbers lie between -2^31 and 2^31.
+        """
+        import torch
+        import torch.distributed as dist
+
+        found = torch.tensor([number], dtype=torch.int32, device=self._device)
+        work = dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        @_talking()
+        def wait() -> int:
+            work.wait()
+            return int(found.item())
+
+        return wait
 
     def _sizes(self, size: int) -> list[int]:
         import torch

@@ -1,10 +1,11 @@
-"""`python -m tests.campaigns.update_log [--steps N] [--jobs N] [--replicas N] [--ranks N] [--seed N]`: kills.
+"""`python -m tests.campaigns.update_log [--steps N] [--jobs N] [--replicas N] [--ranks N] [--replaced N] [--seed N]`.
 
 First jobs of each optimizer log so many steps, and what a recovery makes of step 0 has to equal, bit for bit, a job
 that was never logged. Then so many jobs are killed when they are about to make one of the calls that touch a file, up
 to twelve times each, and have to go on from what was durable. Of jobs with a replica, trainer, replica or both are
 killed at a call of their own, up to six times each; of jobs of several ranks with replicas a rank, up to four times,
-and sometimes a replica behind it. The exit code is 1 where one was wrong.
+and sometimes a replica behind it; and of others replicas while the job trains, or while they are replaced, one or two
+together, and sometimes a rank as well. The exit code is 1 where one was wrong.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from tests.replay.jobs import OPTIMIZERS, logged, recovered, trained
-from tests.replay.replica_ranks import killed_at_random
+from tests.replay.replica_ranks import killed_at_random, replaced_at_random
 
 
 def long_replays(directory: Path, steps: int) -> int:
@@ -67,22 +70,23 @@ def kills_with_replicas(directory: Path, first: int, stop: int) -> int:
     return int(status != 0)
 
 
-def kills_of_ranks(directory: Path, first: int, stop: int) -> int:
+def kills_of_ranks(
+    directory: Path, first: int, stop: int, kill: Callable[[Path, int], dict[str, int]]
+) -> int:
     """Kill ranks of jobs whose ranks have replicas, and replicas; return 1 where one went on wrongly, else 0."""
-    deaths = {"rank": 0, "replica": 0}
+    deaths: Counter[str] = Counter()
     wrong = 0
     for number in range(first, stop):
         room = directory / str(number)
         room.mkdir()
         try:
-            for what, count in killed_at_random(room, number).items():
-                deaths[what] += count
+            deaths.update(kill(room, number))
         except AssertionError as reason:
             print(f"job {number}: {reason}", flush=True)
             wrong += 1
     print(
-        f"{deaths['rank']} kills of a rank, {deaths['replica']} of a replica behind it, of {stop - first} jobs, "
-        f"{wrong or 'none'} wrong",
+        f"{deaths['rank']} kills of a rank, {deaths['replica']} of a replica, all replaced {deaths['replaced']} times, "
+        f"not replaced {deaths['given up']} times, of {stop - first} jobs, {wrong or 'none'} wrong",
         flush=True,
     )
     return int(wrong > 0)
@@ -94,6 +98,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--replicas", type=int, default=50, help="jobs with a replica")
     parser.add_argument("--ranks", type=int, default=24, help="jobs of several ranks with a replica each")
+    parser.add_argument(
+        "--replaced", type=int, default=12, help="jobs of several ranks with replicas that are killed"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the number of the first job that is killed")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -104,8 +111,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         count = options.replicas
         wrong += kills_with_replicas(Path(folder), first, first + count) if count else 0
-    with tempfile.TemporaryDirectory() as folder:
-        wrong += kills_of_ranks(Path(folder), first, first + options.ranks)
+    for kill, count in ((killed_at_random, options.ranks), (replaced_at_random, options.replaced)):
+        with tempfile.TemporaryDirectory() as folder:
+            wrong += kills_of_ranks(Path(folder), first, first + count, kill)
     sys.exit(1 if wrong else 0)
 
 

@@ -1,7 +1,7 @@
 """The process of a replica, as `feed` starts it: ``python -m ucpformat.replay.replica CHANNEL STREAM MEMORY TRAINER``.
 
-The arguments are file descriptors, and the process identifier of the trainer. That of the first of several ranks has
-another descriptor behind them, of the socket on which it serves the others.
+The arguments are file descriptors, and the process identifier of the trainer. Those of several ranks have descriptors
+of sockets behind them: the first on which it serves the others, others that of their tie to the first.
 """
 
 import os

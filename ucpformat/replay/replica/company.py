@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ucpformat.distributed.group import OneProcess
 from ucpformat.errors import UcpError, error
 from ucpformat.replay.replica.spans import Span
+from ucpformat.replay.replica.ties import Ties
 from ucpformat.replay.replica.wire import PATIENCE
 from ucpformat.state_dict.torch_group import TorchGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import socket
+    from collections.abc import Callable, Iterator, Sequence
 
     from ucpformat.distributed.group import Group
+    from ucpformat.replay.replica.ties import Meeting
 
-__all__ = ["Company", "Meeting", "alone", "joined", "opened"]
+__all__ = ["Company", "alone", "joined"]
 
 _LOOK: Final = 0.02
+_HEAR: Final = 1.0
 _WAIT: Final = timedelta(seconds=PATIENCE)
-
-
-class Meeting(NamedTuple):
-    """Where the replicas of a job meet: a host and a port."""
-
-    host: str
-    port: int
-
-
-@contextmanager
-def opened(host: str | None = None) -> Iterator[tuple[Meeting, socket.socket]]:
-    """Open a port on which the replica of the first rank serves the others; it inherits the socket."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        listener.listen(socket.SOMAXCONN)
-        host = host or os.environ.get("MASTER_ADDR") or socket.gethostname()
-        yield Meeting(host, listener.getsockname()[1]), listener
 
 
 class Company:
@@ -51,10 +36,11 @@ class Company:
         StoreError: ``UCP-E-RANK``, from any method, where the store is gone with the replica that has it.
     """
 
-    def __init__(self, group: Group, store: Any) -> None:
+    def __init__(self, group: Group, store: Any, ties: Ties | None = None) -> None:
         self.group = group
         self.ranks = len(group.ranks)
         self._store = store
+        self._ties = ties
 
     def tell(self, name: str, span: Span) -> None:
         """Write what this replica has under a name that all replicas use."""
@@ -81,6 +67,17 @@ class Company:
             limit = time.monotonic() + patience
             while self.group.rank == 0 and self.told("left") is None and time.monotonic() < limit:
                 time.sleep(_LOOK)
+        if self._ties is not None:
+            self._ties.leave()
+
+    def is_broken_by(self, problem: UcpError) -> bool:
+        """Return whether a save has failed since no other can be made with the replicas of all ranks."""
+        if self.ranks == 1 or problem.code != "UCP-E-RANK":
+            return False
+        # What torch raises of a process that is gone; else another rank had something to say, or its process has ended,
+        # of which this one hears in a moment, and ends.
+        time.sleep(0 if isinstance(problem.__cause__, RuntimeError) else _HEAR)
+        return isinstance(problem.__cause__, RuntimeError)
 
 
 @contextmanager
@@ -97,8 +94,12 @@ def alone() -> Company:
     return Company(OneProcess(), None)
 
 
-def joined(meeting: Meeting, rank: int, ranks: int, listener: int | None) -> Company:
-    """Join the replicas of a job; ``listener`` is the socket of the first rank's. Returns when all have joined.
+def joined(
+    meeting: Meeting, rank: int, ranks: int, inherited: Sequence[socket.socket], broken: Callable[[], None]
+) -> Company:
+    """Join the replicas of a job, by the sockets that `opened` or `tied` has given. Returns when all have joined.
+
+    ``broken`` is called in another thread when one of them is gone, also before that.
 
     Raises:
         StoreError: ``UCP-E-RANK`` where not all come.
@@ -106,18 +107,24 @@ def joined(meeting: Meeting, rank: int, ranks: int, listener: int | None) -> Com
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+    secret = bytes.fromhex(meeting.secret)
+    is_first = rank == 0
+    if is_first:
+        ties = Ties(listener=inherited[1], secret=secret, broken=broken)
+    else:
+        ties = Ties(tie=inherited[0], broken=broken)
     with _talking():
         store = TCPStore(
             meeting.host,
             meeting.port,
             ranks,
-            is_master=listener is not None,
+            is_master=is_first,
             timeout=_WAIT,
             wait_for_workers=False,
-            master_listen_fd=listener,
+            master_listen_fd=inherited[0].detach() if is_first else None,
             use_libuv=True,
         )
         dist.init_process_group(
             "gloo", store=PrefixStore("gloo", store), rank=rank, world_size=ranks, timeout=_WAIT
         )
-    return Company(TorchGroup(), PrefixStore("notes", store))
+    return Company(TorchGroup(), PrefixStore("notes", store), ties)

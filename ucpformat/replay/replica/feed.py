@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import mmap
-import os
 import warnings
+from contextlib import suppress
 from functools import partial
-from math import prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ucpformat import jsonio
 from ucpformat.distributed.arena import extent
-from ucpformat.errors import error
-from ucpformat.model.dtype import dtype
-from ucpformat.replay.replica.image import image_of, require_known
+from ucpformat.errors import UcpError, error
+from ucpformat.replay.replica.image import image_of
 from ucpformat.replay.replica.link import Link, LostError
+from ucpformat.replay.replica.options import Replica
+from ucpformat.replay.replica.roll_call import RollCall, Standing
 from ucpformat.replay.replica.wire import Message
+from ucpformat.state_dict.torch_group import TorchGroup
 from ucpformat.update_log.batch import BatchHeader, StepRecord
 from ucpformat.update_log.drafts import encoded
 
@@ -25,61 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
+    from torch import Tensor
     from torch.nn import Module
     from torch.optim import Optimizer
 
-    from ucpformat.distributed.group import Group
-    from ucpformat.errors import UcpError
     from ucpformat.jsonio import JsonValue
-    from ucpformat.replay.replica.options import Replica
+    from ucpformat.replay.replica.setting import Setting
     from ucpformat.update_log.batch import Entry
-    from ucpformat.update_log.documents import Epoch
     from ucpformat.update_log.drafts import BatchDraft, StepDraft
 
-__all__ = ["ReplicaFeed", "Setting", "require_local"]
+__all__ = ["ReplicaFeed"]
 
 _HEADER_BYTES: Final = 1 << 20
 """What is left in the ring for the header of a step, with options and values."""
-
-
-def require_local(url: str, group: Group, optimizer: Optimizer) -> None:
-    """Refuse a job that can have no replica.
-
-    Raises:
-        MismatchError: ``UCP-E-MISMATCH``.
-    """
-    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        message = "a replica needs memory files and handles of processes, which Linux has; log without one"
-        raise error("UCP-E-MISMATCH", message, at="replica")
-    if url.startswith("memory://"):
-        message = (
-            "another process does not see what this one has in its memory; save to a directory or a store"
-        )
-        raise error("UCP-E-MISMATCH", message, at=url)
-    if len(group.ranks) > 1 and list(group.ranks) != list(range(_world())):
-        message = "replicas are of all ranks of a job, and not of a group of some; log without them"
-        raise error("UCP-E-MISMATCH", message, at="replica")
-    require_known(optimizer)
-
-
-def _world() -> int:
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-class Setting(NamedTuple):
-    """What a replica is of: a run, the log there, an epoch of it, and how its checkpoints are saved and kept."""
-
-    run: str
-    url: str
-    epoch: Epoch
-    digest: str
-    full_every: int | str | None
-    keep_full: int
-    group: Group
-    held: frozenset[int]
-    """Pieces of the epoch that this rank has."""
 
 
 class ReplicaFeed:
@@ -88,8 +47,9 @@ class ReplicaFeed:
     A step is copied once, into a ring of at most ``most_bytes``, or one step where that is more; where there is no room
     for it, `copied` waits until the replica has made an earlier one. Call `full` for a checkpoint.
 
-    A replica that is gone is replaced by another one, with the state behind the last step, and a warning; but not of
-    several ranks, whose replicas are a job of their own, where it has said why it ended, or has made no step.
+    A replica that is gone is replaced by another one, with the state behind the last step, and a warning; but not where
+    it has said why it ended, or has made no step. Those of several ranks are replaced together, in `begin_step`: each
+    rank tells all others of a loss, and they know of it at their next step.
 
     Raises:
         StoreError: ``UCP-E-RANK``, from any method, where the replica is gone, and not replaced; what the replica tells
@@ -98,7 +58,7 @@ class ReplicaFeed:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: bool | Replica,
         setting: Setting,
         model: Module,
         optimizer: Optimizer,
@@ -106,7 +66,7 @@ class ReplicaFeed:
         *,
         most_bytes: int,
     ) -> None:
-        self._replica = replica
+        self._replica = replica if isinstance(replica, Replica) else Replica()
         self._setting = setting
         self._epoch = setting.epoch
         self._model = model
@@ -114,10 +74,16 @@ class ReplicaFeed:
         self._values = values
         self._most_bytes = most_bytes
         self._given = self._durable = self._epoch.first_step
-        self._step_bytes = _step_bytes(self._epoch, setting.held)
+        self._step_bytes = setting.step_bytes
         self._room: int | None = None
         self._used = 0
         self._lost: LostError | None = None
+        self._company = 0
+        """How often the replicas of all ranks were replaced."""
+        self._position = list(setting.group.ranks).index(setting.group.rank)
+        self._roll = RollCall(TorchGroup().another()) if len(setting.group.ranks) > 1 else None
+        self.buffers: Callable[[], Mapping[int, Tensor]] = dict
+        """Returns what buffers were behind the last step, by the identity of each."""
         try:
             self._link = self._begun(is_saved=True)
         except LostError as reason:
@@ -136,13 +102,15 @@ class ReplicaFeed:
 
     @property
     def process(self) -> int:
-        """The replica's number among the processes of this machine."""
-        return self._link.process.pid
+        """The replica's number among the processes of this machine, 0 where it was not started."""
+        return 0 if self._link.process is None else self._link.process.pid
 
     def _begun(self, *, is_saved: bool) -> Link:
         """Start a replica with the state of now, that behind the last step that was given."""
         setting, replica, group = self._setting, self._replica, self._setting.group
-        image, tensors = image_of(self._model, self._optimizer)
+        image, found = image_of(self._model, self._optimizer)
+        behind = self.buffers()
+        tensors = [behind.get(id(one), one) for one in found]
         hello: dict[str, JsonValue] = {
             "run": setting.run,
             "log": setting.url,
@@ -157,8 +125,9 @@ class ReplicaFeed:
             "linger": float(replica.linger).hex(),
             "incremental": replica.incremental,
             "threads": replica.threads,
-            "rank": list(group.ranks).index(group.rank),
+            "rank": self._position,
             "ranks": len(group.ranks),
+            "company": self._company,
         }
         # Replicas of several ranks hold a step back until the next has come.
         held = min(len(group.ranks), 2) * [self._step_bytes, _HEADER_BYTES]
@@ -171,18 +140,67 @@ class ReplicaFeed:
         Raises:
             StoreError: ``UCP-E-RANK`` where that does not help.
         """
-        self._room, self._lost = None, None
-        self._durable = self.durable_step
-        if len(self._setting.group.ranks) > 1 or reason.was_told or not self._link.made:
+        self._lost = None
+        if self._link.has_died or not self._link.made:
             raise _gone(reason) from reason
-        message = (
-            f"the replica is gone ({reason}); another one has the state of step {self._given} from now on"
-        )
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        self._begin_again()
+        self._warn(reason)
+
+    def _begin_again(self) -> None:
+        """Begin the replica that replaces the one that is gone, or is to be."""
+        self._room, self._lost = None, None
+        with suppress(LostError, UcpError):
+            while not self._link.is_over and self._link.hear(wait=False) is not None:
+                pass
+        self._durable = self.durable_step
+        self._link.discard()
+        self._company += 1
         try:
             self._link = self._begun(is_saved=False)
         except LostError as again:
             raise _gone(again) from again
+
+    def _warn(self, reason: LostError | str) -> None:
+        message = (
+            f"the replica is gone ({reason}); another one has the state of step {self._given} from now on"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def begin_step(self) -> None:
+        """Begin new replicas of all ranks, where one is gone; each rank calls this, at one and the same step.
+
+        Raises:
+            StoreError: ``UCP-E-RANK`` where one of them is not to be replaced, on all ranks.
+        """
+        if self._roll is not None:
+            self._require_open()
+            self._answer(self._roll.heard())
+
+    @property
+    def _standing(self) -> Standing:
+        """How this rank's replica is, for all others to hear."""
+        reason = self._lost
+        if self._link.has_died:
+            return Standing(is_lost=True, rank=self._position, is_final=True)
+        if reason is None or not reason.is_own:
+            return Standing(is_lost=reason is not None)
+        return Standing(is_lost=True, rank=self._position, is_final=not self._link.made)
+
+    def _answer(self, said: Standing) -> None:
+        """Do what is to be done about a loss that all ranks know of now, on all of them."""
+        if not said.is_lost:
+            return
+        mine = self._lost
+        whose = "that of another rank is gone" if said.rank is None else f"that of rank {said.rank} is gone"
+        reason = mine if mine is not None and mine.is_own else whose
+        if said.is_final:
+            self._link.discard()
+            self._lost = None
+            raise _gone(reason)
+        self._begin_again()
+        # Of many ranks the one that it is about says so, or the first one where nobody knows.
+        if reason is mine or (said.rank is None and self._position == 0):
+            self._warn(reason)
 
     @property
     def _is_over(self) -> bool:
@@ -196,6 +214,9 @@ class ReplicaFeed:
     def _surely(self, act: Callable[[Link], None]) -> None:
         """Do something with the replica, or with the one that replaces it."""
         self._require_open()
+        if self._roll is not None:
+            self._all_surely(self._roll, act)
+            return
         try:
             act(self._link)
         except LostError as reason:
@@ -205,14 +226,36 @@ class ReplicaFeed:
             except LostError as again:
                 raise _gone(again) from again
 
+    def _all_surely(self, roll: RollCall, act: Callable[[Link], None]) -> None:
+        """Do something with the replicas of all ranks, or with those that replace them; returns when all have done it.
+
+        Raises:
+            StoreError: ``UCP-E-RANK`` where they are gone again.
+        """
+        self._answer(roll.heard())
+        for _ in range(2):
+            failure: UcpError | None = None
+            try:
+                if self._lost is None:
+                    act(self._link)
+            except LostError as reason:
+                self._lost = reason
+            except UcpError as problem:
+                failure = problem
+            said = roll.asked(self._standing)
+            if failure is not None and (said.is_final or not said.is_lost):
+                raise failure
+            self._answer(said)
+            if not said.is_lost:
+                return
+        raise _gone("it was begun twice")
+
     def copied(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
         """Return a copy of what a step has, in the ring; waits for room."""
         if self._lost is None:
             try:
                 return self._copied(self._link, values)
             except LostError as reason:
-                if len(self._setting.group.ranks) > 1:
-                    raise _gone(reason) from reason
                 self._lost = reason  # The next one begins with the state behind this step.
         return np.copy(values)
 
@@ -236,7 +279,13 @@ class ReplicaFeed:
                 raise self._lost
             self._put(self._link, batch)
         except LostError as reason:
-            self._replace(reason)
+            if self._roll is None:
+                self._replace(reason)
+            else:
+                self._lost = reason
+        finally:
+            if self._roll is not None:
+                self._roll.say(self._standing)
 
     def _put(self, link: Link, batch: BatchDraft) -> None:
         (step,) = batch.steps
@@ -284,11 +333,19 @@ class ReplicaFeed:
 
     def full(self) -> None:
         """Have the replica save a checkpoint of the last step that it was given."""
-        self._surely(lambda link: link.tell(Message(b"F")))
+        if self._roll is None:
+            self._surely(lambda link: link.tell(Message(b"F")))
+            return
+        self._require_open()
+        try:
+            if self._lost is None:
+                self._link.tell(Message(b"F"))
+        except LostError as reason:
+            self._lost = reason  # All hear of it at the next step; those that replace them save one.
 
     def drain(self) -> None:
         """Return when a checkpoint of the last step is committed."""
-        if self.durable_step < self._given:
+        if self._roll is not None or self.durable_step < self._given:
             self._surely(partial(self._await_save, Message(b"F")))
 
     def close(self) -> None:
@@ -301,6 +358,8 @@ class ReplicaFeed:
             self._link.end()
 
     def _await_save(self, message: Message, link: Link) -> None:
+        if message.kind == b"F" and self.durable_step >= self._given:
+            return
         link.tell(message)
         while self.durable_step < self._given:
             link.hear(wait=True)
@@ -310,15 +369,6 @@ class ReplicaFeed:
         self._link.leave()
 
 
-def _gone(reason: LostError) -> UcpError:
+def _gone(reason: LostError | str) -> UcpError:
     message = f"the replica is gone, or does not answer ({reason}); recover(), and begin another one"
     return error("UCP-E-RANK", message, at="replica")
-
-
-def _step_bytes(epoch: Epoch, held: frozenset[int]) -> int:
-    """Return the most bytes that a step takes in the ring, of pieces that this rank holds."""
-    sizes = []
-    for piece in map(epoch.pieces.__getitem__, sorted(held)):
-        rows = piece.shape[0] if piece.shape else 0
-        sizes.append(prod(piece.shape) * dtype(epoch.tensors[piece.tensor].dtype).item_bytes + 4 * rows)
-    return extent(sizes)

@@ -35,13 +35,17 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A replica that waits to give the state at one of the steps of ``span``, in an epoch of a log."""
+    """A replica that waits to give the state at one of the steps of ``span``, in an epoch of a log.
+
+    ``company`` says of which of the jobs of replicas that came one after another it is.
+    """
 
     stream: socket.socket
     log: str
     epoch: int
     digest: str
     span: Span
+    company: int
 
     def ask(self, step: int) -> Held | None:
         """Ask for the state at a step; None where the replica has ended."""
@@ -83,4 +87,5 @@ def found_replica(url: str, rank: int, ranks: int) -> Found | None:
     stored = newest_epoch(url)
     if stored is None or stored.epoch.ranks != ranks or (found := greeted(stored, rank)) is None:
         return None
-    return Found(found[0], stored.epoch.log, stored.epoch.epoch, stored.digest, found[1])
+    epoch = stored.epoch
+    return Found(found.stream, epoch.log, epoch.epoch, stored.digest, found.span, found.company)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ucpformat.distributed.arena import Arena
-from ucpformat.distributed.group import decided
-from ucpformat.replay.replica.company import opened
+from ucpformat.distributed.group import agreed, decided
+from ucpformat.errors import error
 from ucpformat.replay.replica.image import send_tensors
+from ucpformat.replay.replica.ties import Meeting, opened, tied
 from ucpformat.replay.replica.wire import PATIENCE, Message, receive, send, send_document
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ __all__ = ["Link", "LostError"]
 
 
 class LostError(Exception):
-    """The process is gone, or does not answer; ``was_told`` where it has said why before."""
+    """The process is gone, or does not answer; ``is_own`` unless it has ended with that of another rank."""
 
-    def __init__(self, reason: OSError, *, was_told: bool) -> None:
-        super().__init__(str(reason))
-        self.was_told = was_told
+    def __init__(self, reason: str, *, is_own: bool) -> None:
+        super().__init__(reason)
+        self.is_own = is_own
 
 
 class Link:
@@ -45,6 +46,7 @@ class Link:
     Attributes:
         durable_step: the newest step of which it has committed a checkpoint, -1 for none yet.
         made: how many steps it has made.
+        has_died: whether it has said what it died of.
 
     Raises:
         LostError: from any method, where the process is gone.
@@ -57,28 +59,37 @@ class Link:
         self.durable_step = -1
         self.made = 0
         self.is_over = False
-        self._was_told = False
+        self.has_died = False
+        self._other = ""
         self._regions: dict[int, int] = {}
         self._pending_regions = 0
-        self._memory = os.memfd_create("ucp-replica", os.MFD_CLOEXEC)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stream, their_stream = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._channel = ours
+        self.process: subprocess.Popen[bytes] | None = None
         with ExitStack() as stack:
-            stack.callback(os.close, self._memory)
             stack.enter_context(theirs)
             stack.enter_context(their_stream)
-            self._ring = Arena(allocate=self._allocated)
-            self._ring.prepare(nbytes)
-            listener: socket.socket | None = None
+            inherited: list[socket.socket] = []
 
             def open_meeting() -> bytes:
-                nonlocal listener
-                meeting, listener = stack.enter_context(opened())
+                nonlocal inherited
+                meeting, inherited = stack.enter_context(opened())
                 return json.dumps(meeting).encode()
 
             place = json.loads(decided(group, open_meeting)) if len(group.ranks) > 1 else None
-            self.process = _started(theirs, their_stream, self._memory, listener)
+
+            def start() -> bytes:
+                if place is not None and not inherited:
+                    inherited.append(stack.enter_context(tied(Meeting(*place))))
+                self._start(stack, theirs, their_stream, inherited, nbytes)
+                return b""
+
+            try:
+                agreed(group, start)  # Where one rank cannot, the others do not wait for its replica.
+            except BaseException:
+                stream.close()
+                self.discard()
+                raise
         with stream:
             stream.settimeout(PATIENCE)
             try:
@@ -90,8 +101,25 @@ class Link:
             while self.hear(wait=True).kind != b"R":
                 pass
         except BaseException:
-            self.end()
+            self.discard()
             raise
+
+    def _start(
+        self,
+        stack: ExitStack,
+        theirs: socket.socket,
+        their_stream: socket.socket,
+        inherited: Sequence[socket.socket],
+        nbytes: int,
+    ) -> None:
+        try:
+            self._memory = os.memfd_create("ucp-replica", os.MFD_CLOEXEC)
+            stack.callback(os.close, self._memory)
+            self._ring = Arena(allocate=self._allocated)
+            self._ring.prepare(nbytes)
+            self.process = _started(theirs, their_stream, self._memory, inherited)
+        except OSError as reason:
+            raise error("UCP-E-RANK", f"no replica can be started: {reason}", at="replica") from reason
 
     def _allocated(self, nbytes: int) -> NDArray[np.uint8]:
         os.ftruncate(self._memory, nbytes)
@@ -140,13 +168,17 @@ class Link:
             case Message(kind=b"C"):
                 self.durable_step = max(self.durable_step, message.a)
             case Message(kind=b"X"):
-                self._was_told = True
                 raise message.problem()
+            case Message(kind=b"D"):
+                self.has_died = True
+                raise message.problem()
+            case Message(kind=b"L"):
+                self._other = message.text
         return message
 
     def _lost(self, reason: OSError) -> LostError:
-        self.end()
-        return LostError(reason, was_told=self._was_told)
+        self.discard()
+        return LostError(self._other or str(reason), is_own=not self._other)
 
     def leave(self) -> None:
         """Let the replica go on without this process, which fails: whoever recovers gets the state from it."""
@@ -156,25 +188,34 @@ class Link:
     def end(self) -> None:
         """Let it end, and wait for that."""
         self.leave()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(PATIENCE)
+        self._wait()
+
+    def discard(self) -> None:
+        """End it at once, whatever it does: another one is to have its name and its memory."""
+        self.leave()
+        if self.process is not None:
+            self.process.kill()
+            self._wait()
+
+    def _wait(self) -> None:
+        if self.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE)
 
 
 def _started(
-    channel: socket.socket, stream: socket.socket, memory: int, listener: socket.socket | None
+    channel: socket.socket, stream: socket.socket, memory: int, inherited: Sequence[socket.socket]
 ) -> subprocess.Popen[bytes]:
     """Start the process, in a session of its own, so that nothing that ends the trainer's ends it."""
     package = str(Path(__file__).parents[3])
     paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     numbers = [channel.fileno(), stream.fileno(), memory]
-    arguments = [*numbers, os.getpid()]
-    if listener is not None:
-        numbers.append(listener.fileno())
-        arguments.append(listener.fileno())
+    others = [one.fileno() for one in inherited]
+    arguments = [*numbers, os.getpid(), *others]
     return subprocess.Popen(  # noqa: S603 - this interpreter, and a module of the library
         # -P: no module of the working directory is taken for one of the library.
         [sys.executable, "-P", "-m", "ucpformat.replay.replica", *map(str, arguments)],
-        pass_fds=numbers,
+        pass_fds=[*numbers, *others],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

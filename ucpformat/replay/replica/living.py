@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ucpformat.update_log.reading import StoredEpoch
 
-__all__ = ["Living", "greeted", "living_replicas", "newest_epoch"]
+__all__ = ["Greeted", "Living", "greeted", "living_replicas", "newest_epoch"]
 
 
 class Living(NamedTuple):
@@ -40,8 +40,16 @@ def newest_epoch(url: str) -> StoredEpoch | None:
         return None  # Whatever is wrong with the log, a recovery from the disk says.
 
 
-def greeted(stored: StoredEpoch, rank: int) -> tuple[socket.socket, Span] | None:
-    """Return a stream to the replica of a rank in an epoch, and the steps that it has, None where there is none."""
+class Greeted(NamedTuple):
+    """A stream to a replica, the steps that it has, and of which of the companies that came one after another it is."""
+
+    stream: socket.socket
+    span: Span
+    company: int
+
+
+def greeted(stored: StoredEpoch, rank: int) -> Greeted | None:
+    """Return the replica of a rank in an epoch, None where there is none."""
     stream = reached(stored.epoch.start, rank)
     if stream is None:
         return None
@@ -52,7 +60,7 @@ def greeted(stored: StoredEpoch, rank: int) -> tuple[socket.socket, Span] | None
             stored.epoch.epoch,
             stored.digest,
         ):
-            return stream, Span(*said["span"])
+            return Greeted(stream, Span(*said["span"]), said["company"])
     except OSError:
         pass
     stream.close()
@@ -64,13 +72,15 @@ def living_replicas(url: str) -> Living | None:
     stored = newest_epoch(url)
     if stored is None:
         return None
-    spans: dict[int, Span] = {}
+    alive: dict[int, Greeted] = {}
     with ExitStack() as streams:
         for rank in range(stored.epoch.ranks):
             found = greeted(stored, rank)
             if found is not None:
-                streams.enter_context(found[0])
-                spans[rank] = found[1]
-    if not spans:
+                streams.enter_context(found.stream)
+                alive[rank] = found
+    if not alive:
         return None
-    return Living(stored.epoch.ranks, tuple(spans), common_step([*spans.values()]))
+    are_one = len({one.company for one in alive.values()}) == 1
+    step = common_step([one.span for one in alive.values()]) if are_one else None
+    return Living(stored.epoch.ranks, tuple(alive), step)

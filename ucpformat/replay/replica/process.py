@@ -16,9 +16,10 @@ import torch
 from ucpformat.distributed.group import decided
 from ucpformat.errors import UcpError, error
 from ucpformat.manager import CheckpointManager
-from ucpformat.replay.replica.company import Meeting, alone, joined
+from ucpformat.replay.replica.company import alone, joined
 from ucpformat.replay.replica.held_state import HeldState
 from ucpformat.replay.replica.spans import Span, common_step
+from ucpformat.replay.replica.ties import Meeting
 from ucpformat.replay.replica.wire import (
     PATIENCE,
     Message,
@@ -52,29 +53,43 @@ _STEPS_OF_SEVERAL: Final = 100
 """With ``full_every="auto"``, the steps from one save to the next where several ranks have to save the same one."""
 
 
-def main(channel: int, stream: int, memory: int, trainer: int, listener: int = -1) -> None:
-    """Be the replica of a trainer; ``listener`` is the socket on which that of the first rank serves the others."""
+def main(channel: int, stream: int, memory: int, trainer: int, *inherited: int) -> None:
+    """Be the replica of a trainer; ``inherited`` are sockets that lead to those of other ranks."""
     with socket.socket(fileno=channel) as talk:
+        process: Process | None = None
+        company = alone()
+
+        def broken() -> None:
+            """End with the replica of another rank, in another thread, whatever this one waits for."""
+            if process is None or not process.is_for_recovery:
+                with suppress(OSError):
+                    send(talk, _AND_OTHERS if process is None else process.last_word())
+                os._exit(1)
+
         try:
             with socket.socket(fileno=stream) as come:
                 come.settimeout(PATIENCE)
                 hello: Any = receive_document(come)
                 torch.set_num_threads(hello["threads"])
-                company = alone()
                 if hello["ranks"] > 1:
+                    sockets = [socket.socket(fileno=number) for number in inherited]
                     meeting = Meeting(*hello["meeting"])
-                    company = joined(
-                        meeting, hello["rank"], hello["ranks"], listener if listener >= 0 else None
-                    )
+                    company = joined(meeting, hello["rank"], hello["ranks"], sockets, broken)
                 mapped = memoryview(mmap.mmap(memory, hello["ring"]))
                 held = HeldState(hello, come, mapped, company.group)
             os.close(memory)
-            Process(talk, hello, held, company, trainer).run()
+            process = Process(talk, hello, held, company, trainer)
+            process.run()
         except OSError:
             pass  # The trainer went before the replica was ready.
         except Exception as problem:
+            if isinstance(problem, UcpError) and company.is_broken_by(problem):
+                broken()
             with suppress(OSError):
-                send(talk, Message(b"X", text=_told(problem)))
+                send(talk, Message(b"D", text=_told(problem)))
+
+
+_AND_OTHERS: Final = Message(b"L", text="the replica of another rank is gone")
 
 
 def _told(problem: BaseException) -> str:
@@ -100,6 +115,7 @@ class Process:
         if self._full_every == "auto" and company.ranks > 1:
             self._full_every = _STEPS_OF_SEVERAL
         self._linger = float.fromhex(hello["linger"])
+        self._number = hello["company"]
         self._epoch: Epoch = held.epoch
         self._place = LogPlace(hello["log"])
         self._manager = CheckpointManager(
@@ -131,6 +147,7 @@ class Process:
         self._selector.register(self._listener, selectors.EVENT_READ, self._serve)
         self._selector.register(talk, selectors.EVENT_READ, self._hear)
         # Processes that the trainer has forked may keep its end of the socket open when it is gone.
+        self._parent = trainer
         self._trainer = os.pidfd_open(trainer)
         self._selector.register(self._trainer, selectors.EVENT_READ, self._trainer_ended)
         if os.getppid() != trainer:
@@ -158,6 +175,18 @@ class Process:
         self._manager.close()
         self._company.leave(_GRACE)
 
+    @property
+    def is_for_recovery(self) -> bool:
+        """Whether the trainer is gone: then this stays, and whoever recovers sees which ranks have no replica."""
+        return self._is_alone or os.getppid() != self._parent
+
+    def last_word(self) -> Message:
+        """Return what to say where this ends with the replica of another rank."""
+        with suppress(Exception):
+            if self._is_fenced():
+                return Message(b"D", text=_told(self._fenced()))
+        return _AND_OTHERS
+
     def _is_late(self) -> bool:
         """Return whether nobody has come for as long as the replica waits when the trainer is gone."""
         if not self._is_alone:
@@ -171,6 +200,10 @@ class Process:
 
     def _is_fenced(self) -> bool:
         return self._place.has(epoch_key(self._epoch.epoch + 1))
+
+    def _fenced(self) -> UcpError:
+        what = f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
+        return error("UCP-E-FENCED", what, at=self._place.url)
 
     def _hear(self) -> None:
         """Do what the trainer says, as long as it has said something, and no other rank is waited for."""
@@ -190,8 +223,7 @@ class Process:
     def _step(self, message: Message) -> None:
         # SPEC UCP-W-039: of a trainer that was taken for dead nothing is taken any more.
         if self._is_fenced():
-            what = f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
-            raise error("UCP-E-FENCED", what, at=self._place.url)
+            raise self._fenced()
         if self._held.span.last > self._held.step:
             self._make()  # That the trainer has come to the next step says that all ranks have fed this one.
         self._held.hold(message.a, message.b)
@@ -292,6 +324,8 @@ class Process:
         self._prune()
 
     def _failed(self, problem: UcpError) -> None:
+        if self._company.is_broken_by(problem) and not self.is_for_recovery:
+            raise problem
         self._saved = -1  # What is not on the disk is to be saved again.
         self._tell(Message(b"X", text=_told(problem)))
 
@@ -335,7 +369,8 @@ class Process:
                 self._hear()
             stream.settimeout(PATIENCE)
             with suppress(OSError):
-                send_document(stream, {**self._held.name, "span": list(self._held.span)})
+                said = {**self._held.name, "company": self._number, "span": list(self._held.span)}
+                send_document(stream, said)
                 asked: Any = receive_document(stream)  # Whoever only looks goes here.
                 self._lingers_from = time.monotonic()
                 self._served += 1

@@ -52,7 +52,8 @@ def taken(url: str, model: Module, optimizer: Optimizer, group: Group) -> Taken 
     with ExitStack() as streams:
         if found is not None:
             streams.enter_context(found.stream)
-        told = group.all_gather(json.dumps(None if found is None else [found.digest, found.span]).encode())
+        mine = None if found is None else [[found.digest, found.company], found.span]
+        told = group.all_gather(json.dumps(mine).encode())
         step = _step([json.loads(one) for one in told], url)
         if found is None or not isinstance(step, int):
             return None if isinstance(step, int) else step
@@ -68,7 +69,7 @@ def _step(told: Sequence[Any], url: str) -> int | Problem | None:
         message = f"the state came from the disk: rank {', '.join(missing)} found no replica of its own on its machine"
         return Problem("UCP-E-RANK", url, message)
     step = common_step([Span(*span) for _, span in told])
-    if step is None or len({digest for digest, _ in told}) > 1:
+    if step is None or any(name != told[0][0] for name, _ in told):
         message = f"the state came from the disk: replicas have steps {told[0][1]} to {told[-1][1]}, and none in common"
         return Problem("UCP-E-RANK", url, message)
     return step

@@ -45,7 +45,8 @@ class Message(NamedTuple):
 
     From the trainer: ``S`` a step, whose header lies at ``a`` and has ``b`` bytes; ``F`` save a checkpoint now; ``E``
     save one, and end. From the replica: ``R`` ready; ``A`` step ``a`` is done, and its memory free; ``C`` the
-    checkpoint of step ``a`` is committed; ``X`` an error, a code and a text.
+    checkpoint of step ``a`` is committed; ``X`` an error that it survives, ``D`` one that it dies of, a code and a text
+    each; ``L`` that it ends with the replica of another rank, and a text.
     """
 
     kind: bytes
@@ -54,7 +55,7 @@ class Message(NamedTuple):
     text: str = ""
 
     def problem(self) -> UcpError:
-        """Return the error that an ``X`` tells of."""
+        """Return the error that an ``X`` or a ``D`` tells of."""
         code, _, text = self.text.partition(" ")
         return error(code if code in REGISTRY else "UCP-E-RANK", f"the replica failed: {text}")
 
