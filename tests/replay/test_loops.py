@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,54 @@ class TestOrder:
             with pytest.raises(ucp.MismatchError, match="the log is closed"):
                 call()
         log.close()
+
+    def test_a_process_that_was_forked(self, tmp_path: Path) -> None:
+        """The thread that writes is not there; the parent goes on."""
+        made = new()
+        log = ucp.UpdateLog(tmp_path, *made, batch=1)
+        backward(*made, 0)
+        log.step()
+        log.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:  # pragma: no cover
+            told = 1
+            try:
+                with log:
+                    backward(*made, 1)
+                    log.step()
+                    log.flush()
+            except ucp.MismatchError as refusal:
+                told = 0 if "forked" in str(refusal) else 2
+            finally:
+                os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with log:
+            backward(*made, 1)
+            log.step()
+        again = new()
+        assert ucp.recover(tmp_path, *again).step == 2
+        require_equal(made, again)
+
+    @pytest.mark.parametrize("run", ["", "run", "run/"])
+    def test_a_process_that_changes_its_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
+    ) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        first.mkdir()
+        second.mkdir()
+        monkeypatch.chdir(first)
+        made = new()
+        with ucp.UpdateLog(run, *made, batch=1, full_every=2) as log:
+            for step in range(5):
+                monkeypatch.chdir(second)
+                backward(*made, step)
+                log.step()
+        assert not list(second.iterdir())
+        monkeypatch.chdir(first)
+        assert ucp.recover(run, *new()).step == 5
+        assert (first / run / "updates.ucplog").is_dir()
 
 
 class TestHooks:

@@ -32,6 +32,7 @@ __all__ = [
     "Candidate",
     "PlannedSteps",
     "RecoveryPlan",
+    "absolute",
     "log_url",
     "oldest_usable",
     "plan_or_problem",
@@ -49,7 +50,13 @@ STATELESS: Final = "stateless"
 def log_url(run: str | os.PathLike[str]) -> str:
     """Return where the log of a run lies."""
     path = local_path(run)
-    return f"{(str(run) if path is None else path).rstrip('/')}/{LOG_NAME}"
+    return f"{str(run).rstrip('/')}/{LOG_NAME}" if path is None else os.path.join(path, LOG_NAME)
+
+
+def absolute(run: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return a run such that it is the same whatever directory the process changes to."""
+    path = local_path(run)
+    return run if path is None else os.path.abspath(path)
 
 
 def require_run(run: str | os.PathLike[str]) -> None:

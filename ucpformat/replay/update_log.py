@@ -30,7 +30,7 @@ from ucpformat.replay.log_options import (
     steps_of_batch,
 )
 from ucpformat.replay.own_values import JobValues, encoded_values
-from ucpformat.replay.plan import log_url, require_run
+from ucpformat.replay.plan import absolute, log_url, require_run
 from ucpformat.replay.replica.feed import ReplicaFeed
 from ucpformat.replay.replica.setting import Setting, require_local
 from ucpformat.replay.state_sums import state_sums
@@ -126,6 +126,7 @@ class UpdateLog:
         group: object = None,
     ) -> None:
         require_run(run)
+        run = absolute(run)
         require_kinds(model=model, optimizer=optimizer, after=after, state=state, rng=rng)
         require_kinds(
             compressor=compressor, residuals_every=residuals_every, batch=batch, full_every=full_every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ class BatchWriter:
     is raised by the next call of any of these, and nothing is written after it. In an object store, batches that have
     come while one was written are written as one. None is begun within ``every`` seconds of the one before, unless
     somebody waits for it, or enough waits for a request of its own.
+    A process that was forked has no such thread: it is refused, and `close` does nothing there.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class BatchWriter:
         self._is_closed = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
+        self._process = os.getpid()
         self.durable_step = epoch.first_step
         self.written_bytes = 0
         self._thread = threading.Thread(target=self._run, name="ucp-update-log", daemon=True)
@@ -60,6 +63,7 @@ class BatchWriter:
     def put(self, batch: BatchDraft) -> None:
         """Hand a batch over; waits while more than the bound is under way."""
         nbytes = batch.nbytes
+        self._require_own_process()
         with self._changed:
             self._wait(lambda: not self._pending or self._pending + nbytes <= self._most_bytes)
             self._queue.append(batch)
@@ -68,11 +72,14 @@ class BatchWriter:
 
     def drain(self) -> None:
         """Return when every batch is durable."""
+        self._require_own_process()
         with self._changed:
             self._wait(lambda: not (self._queue or self._pending))
 
     def close(self) -> None:
         """End the thread when every batch is durable."""
+        if os.getpid() != self._process:
+            return
         try:
             self.drain()
         finally:
@@ -80,6 +87,11 @@ class BatchWriter:
                 self._is_closed = True
                 self._changed.notify_all()
             self._thread.join()
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            message = "this process was forked from the one that logs; log there, or begin another run here"
+            raise error("UCP-E-MISMATCH", message, at=self._place.url)
 
     def _wait(self, is_so: Callable[[], bool]) -> None:
         """Wait for something that the thread brings about, which it does without delay; raise what it has met."""
