@@ -10,7 +10,10 @@ import {logOverview} from '../view/log.mjs';
 import {Session} from '../view/session.mjs';
 import {Summary} from '../view/summary.mjs';
 import {
-  byName, bySize, change, changeOf, changeOfSlot, flatRows, globTest, rowsOf, sideOf, treeOf,
+  Comparison, change, changeOf, changeOfSlot, sideOf,
+} from '../view/comparison.mjs';
+import {
+  byName, bySize, flatRows, globTest, rowsOf, treeOf,
 } from '../view/tree.mjs';
 import {checkpointsAmong} from '../view/files.mjs';
 import {slotOf, temporary, writeSmall} from './helpers.mjs';
@@ -149,6 +152,21 @@ test('changes are told by content digests', () => {
     ['same', 'changed', 'unknown', 'changed', 'added']);
   assert.equal(change({slots: [slot, {...slot, name: 'exp'}]}, {slots: [slot, {...slot, name: 'step'}]}), 'changed');
   assert.equal(change({slots: [unread, {...slot, name: 'exp'}]}, {slots: [slot, {...other, name: 'exp'}]}), 'changed');
+});
+
+test('a module tells how many of its atoms changed, and their bytes', () => {
+  const side = (digests) => new Map(Object.entries(digests).map(([name, content], i) => [name, {
+    name, aliases: [], bytes: 2 ** i, slots: [{
+      name: 'value', content, dtype: 'float32', shape: [2], bytes: 2 ** i, layout: null,
+    }],
+  }]));
+  const mine = side({'m.a': 'x', 'm.b': 'x', 'm.c': null, n: 'x'});
+  const comparison = new Comparison(mine, side({'m.a': 'x', 'm.b': 'y', 'm.c': 'x', n: 'y'}));
+  const tree = treeOf(mine.values());
+  const told = Object.fromEntries([...tree.children.values()].map((module) => [module.name, comparison.told(module)]));
+  assert.deepEqual(told, {'m.': '1 of 3 atoms changed', n: 'changed'});
+  assert.deepEqual(comparison.changesOf(tree), {atoms: 4, changed: 2, bytes: 10});
+  assert.equal(new Comparison(mine, mine).told(tree), '');
 });
 
 test('a run shows metrics and a cadence of the types that they have', (t) => {

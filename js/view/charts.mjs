@@ -3,6 +3,7 @@
  */
 
 import {extents, h, human, short, svg, visible} from './dom.mjs';
+import {meshText} from './layouts.mjs';
 import {withOnlyChildren} from './tree.mjs';
 
 /** @typedef {import('./matrix.mjs').HeatMap} HeatMap */
@@ -139,8 +140,7 @@ export function layoutDrawing({
     type: 'range', min: 0, max: holders.length - 1, value: 0, 'aria-label': 'rank', oninput: () => show(Number(slider.value)),
   });
   show(0);
-  const mesh = axes.map(({name, size: extent, sizes}) => `${name} ${extent ?? sizes.join('+')}`).join(' × ');
-  return h('figure', {}, picture, h('figcaption', {}, slider, ' ', told), h('p', {class: 'quiet'}, `over ${mesh}: ${steps.join('; ') || 'replicated'}`
+  return h('figure', {}, picture, h('figcaption', {}, slider, ' ', told), h('p', {class: 'quiet'}, `over ${meshText({axes})}: ${steps.join('; ') || 'replicated'}`
     + `${holders.length < count ? `; the first ${holders.length} of ${count} ranks are drawn` : ''}${shape.length > 2 ? '; the last two dimensions are shown' : ''}`));
 }
 

@@ -65,6 +65,18 @@ export const svg = (tag, attributes = {}, ...children) => fill(
   document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
 
 /**
+ * What an error says.
+ * @param {unknown} error
+ */
+export const said = (error) => /** @type {Error} */ (error).message;
+
+/**
+ * The same as an element.
+ * @param {unknown} error
+ */
+export const failed = (error) => h('p', {class: 'error', role: 'alert'}, said(error));
+
+/**
  * A member of an object that came as JSON: names of atoms may be those of every object's members.
  * @template T
  * @param {Record<string, T> | null | undefined} object

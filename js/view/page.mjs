@@ -2,21 +2,24 @@
  * The page: opens checkpoints, lists their tensors, and shows one of them.
  */
 
-import {bytesMap} from './charts.mjs';
 import {Client, Refusal} from './client.mjs';
+import {Comparison, behind} from './comparison.mjs';
 import {configuration} from './configuration.mjs';
 import {
-  counted, extents, h, human, own, shortened,
+  counted, failed, h, human, own, said, shortened,
 } from './dom.mjs';
 import {checkpointsAmong, chosenFiles, droppedFiles} from './files.mjs';
+import {meshText} from './layouts.mjs';
 import {VirtualList} from './list.mjs';
+import {mapView} from './map.mjs';
 import {patternsForm, planForm, planView} from './plan.mjs';
 import {problemsView} from './problems.mjs';
+import {rowView} from './rows.mjs';
 import {runView} from './run.mjs';
 import {stateView} from './state.mjs';
 import {showTensor} from './tensor.mjs';
 import {
-  behind, byName, bySize, changeOf, flatRows, globTest, rowsOf, sideOf, treeOf,
+  byName, bySize, flatRows, globTest, rowsOf, treeOf,
 } from './tree.mjs';
 
 const MAX_LABEL = 160;
@@ -37,17 +40,13 @@ const field = (id) => /** @type {HTMLInputElement} */ (document.getElementById(i
 const tab = (name) => /** @type {HTMLButtonElement} */ (document.querySelector(`[data-view="${name}"]`));
 /** @returns {NodeListOf<HTMLButtonElement>} */
 const tabs = () => document.querySelectorAll('nav button');
-/** @param {unknown} error */
-const said = (error) => /** @type {Error} */ (error).message;
-/** @param {unknown} error */
-const failed = (error) => h('p', {class: 'error', role: 'alert'}, said(error));
+/** Views that are made when they are shown. */
+const MADE = ['map', 'plan', 'run', 'state', 'problems'];
 
 /** @typedef {import('./tree.mjs').AtomRow} AtomRow */
 /** @typedef {import('./tree.mjs').Module} Module */
-/** @typedef {import('./tree.mjs').Side} Side */
 /** @typedef {import('./configuration.mjs').Choice} Choice */
 /** @typedef {import('./session.mjs').Session} Session */
-/** @typedef {{atoms: number, changed: number, bytes: number}} Changes of what is below a module; bytes of what changed */
 /** @typedef {{a: Map<string, AtomRow>, b: Map<string, AtomRow> | null}} Atoms by name, of the side that is shown and of the one it is compared with */
 
 /**
@@ -64,20 +63,20 @@ function refusedLog(error) {
 class Page {
   /** @type {Atoms} */
   atoms = {a: new Map(), b: null};
-  /** @type {{a: Side, b: Side} | null} the same of a comparison, when both are read */
-  sides = null;
+  /** @type {Comparison | null} when both are read */
+  comparison = null;
   /** @type {Choice | null} */
   shown = null;
   /** @type {Session['root'] | null} what the root document of the checkpoint that is shown says, when it is read */
   root = null;
   /** @type {Set<string>} names of modules */
   open = new Set();
-  /** @type {AtomRow[]} */
-  chosenAtoms = [];
-  /** @type {Module | null} */
+  /** @type {AtomRow[]} that the search and the comparison leave */
+  chosen = [];
+  /** @type {Module | null} their tree, if it has been wanted */
   madeTree = null;
-  /** @type {WeakMap<Module, Changes>} what is known of modules of that tree */
-  changes = new WeakMap();
+  /** @type {string} the view that is shown */
+  current = 'tensors';
   /** @type {import('./plan.mjs').Plan | null} */
   plan = null;
   /** @type {import('./log.mjs').LogOverview | null} of the run */
@@ -97,7 +96,7 @@ class Page {
     };
     /** @type {VirtualList<import('./tree.mjs').Row>} */
     this.list = new VirtualList($('list'), {
-      make: (row) => this.#row(row),
+      make: (row) => rowView(row, this.comparison, row.module.atom ? own(this.shown?.statistics, row.module.name) : undefined),
       open: ({module: {atom}}) => { if (atom) this.show(atom); },
       fold: ({module}, isOpen) => this.fold(module.name, isOpen),
     });
@@ -136,9 +135,7 @@ class Page {
       this.refuse('There is no ucp.json in that directory, and no update log.');
       return;
     }
-    if (log) {
-      this.log = await this.client.ask('log', {files: log}).catch(refusedLog);
-    }
+    if (log) this.log = await this.client.ask('log', {files: log}).catch(refusedLog);
     const first = this.choices.length;
     for (const {label, files: theirs} of checkpoints) this.choices.push({label, source: {files: theirs}});
     if (checkpoints.length > 0) {
@@ -192,10 +189,11 @@ class Page {
     /** @type {Atoms} */
     const mine = {a: new Map(), b: null};
     this.atoms = mine;
-    this.sides = null;
+    this.comparison = null;
     this.root = null;
     this.open = new Set();
     this.choose();
+    for (const id of MADE) $(id).replaceChildren();
     try {
       const root = await this.client.ask('open', {side: 'a', source: a.source});
       if (this.atoms !== mine) return; // others have been chosen meanwhile, here and below
@@ -214,11 +212,12 @@ class Page {
       if (!this.root) $('facts').textContent = 'cannot be opened';
     }
     if (this.atoms !== mine) return;
-    this.sides = this.atoms.b && {a: sideOf(this.atoms.a), b: sideOf(this.atoms.b)};
-    $('changed-only').hidden = !this.atoms.b;
-    this.chosen = this.#chosen();
+    this.comparison = mine.b && new Comparison(mine.a, mine.b);
+    $('changed-only').hidden = this.comparison === null;
+    this.#choose();
     this.openTop();
     this.relist();
+    if (this.current !== 'tensors') this.view(tab(this.current).hidden ? 'tensors' : this.current);
     performance.mark('ready');
     document.body.dataset.ready = String(this.atoms.a.size);
   }
@@ -250,7 +249,7 @@ class Page {
       root.step === null ? 'no step' : `step ${root.step}`,
       producer && `by ${producer.name} ${producer.version}`,
       counted(root.atoms, 'atom'), `storage ${root.storage}`,
-      ...root.meshes.map(({axes}) => `mesh ${axes.map(({name, size, sizes}) => `${name}=${size ?? sizes?.join('+')}`).join(' × ')}`),
+      ...root.meshes.map((mesh) => `mesh ${meshText(mesh, '=')}`),
       ...root.readFeatures.map((name) => `needs ${name}`), shortened(root.digest, 24),
     ].filter(Boolean).join('; ');
   }
@@ -265,54 +264,14 @@ class Page {
     }
   }
 
-  /**
-   * @param {string} name of an atom
-   * @returns {ReturnType<typeof changeOf>}
-   */
-  changeOf(name) {
-    return this.sides ? changeOf(name, this.sides.a, this.sides.b) : {state: 'same', told: ''};
-  }
-
-  /**
-   * What became of what is below a module, against the checkpoint that this one is compared with.
-   * @param {Module} module
-   * @returns {Changes}
-   */
-  changesOf(module) {
-    const known = this.changes.get(module);
-    if (known) return known;
-    const found = {atoms: 0, changed: 0, bytes: 0};
-    if (module.atom) {
-      const {state} = this.changeOf(module.atom.name);
-      const isSame = state === 'same' || state === 'unknown';
-      Object.assign(found, {atoms: 1, changed: isSame ? 0 : 1, bytes: isSame ? 0 : module.bytes});
-    } else {
-      for (const child of module.children.values()) {
-        const {atoms, changed, bytes} = this.changesOf(child);
-        found.atoms += atoms;
-        found.changed += changed;
-        found.bytes += bytes;
-      }
-    }
-    this.changes.set(module, found);
-    return found;
-  }
-
-  /**
-   * What became of a module, in words; nothing where that is nothing.
-   * @param {Module} module
-   */
-  #changesTold(module) {
-    const {atoms, changed} = this.changesOf(module);
-    return changed === 0 ? '' : `${changed === atoms ? 'all' : changed.toLocaleString('en')} of ${counted(atoms, 'atom')} changed`;
-  }
-
-  /** Atoms that the search and the comparison leave. */
-  #chosen() {
+  /** Chooses the atoms that the search and the comparison leave. */
+  #choose() {
+    const {comparison} = this;
     const test = globTest(field('search').value);
     const all = this.atoms.b ? new Map([...this.atoms.b, ...this.atoms.a]) : this.atoms.a;
-    const chosen = [...all.values()].filter(({name, aliases}) => test(name) || aliases.some(test));
-    return field('changed').checked && this.atoms.b ? chosen.filter(({name}) => this.changeOf(name).state !== 'same') : chosen;
+    const found = [...all.values()].filter(({name, aliases}) => test(name) || aliases.some(test));
+    this.chosen = field('changed').checked && comparison ? found.filter(({name}) => comparison.changeOf(name).state !== 'same') : found;
+    this.madeTree = null;
   }
 
   /** The tree of the atoms that are chosen, made when it is wanted. */
@@ -323,18 +282,8 @@ class Page {
 
   /** Lists atoms as the search and the comparison now leave them. */
   choose() {
-    this.chosen = this.#chosen();
+    this.#choose();
     this.relist();
-  }
-
-  set chosen(atoms) {
-    this.chosenAtoms = atoms;
-    this.madeTree = null;
-    this.changes = new WeakMap();
-  }
-
-  get chosen() {
-    return this.chosenAtoms;
   }
 
   /** Lists the chosen atoms, as a tree or flat. */
@@ -357,35 +306,6 @@ class Page {
     this.relist();
   }
 
-  /**
-   * What statistics that came with the page say against an atom.
-   * @param {AtomRow} atom
-   */
-  #broken(atom) {
-    const found = Object.values(own(this.shown?.statistics, atom.name) ?? {});
-    return `${found.some(({nan}) => nan > 0) ? ', has NaN' : ''}${found.some(({inf}) => inf > 0) ? ', has infinities' : ''}`;
-  }
-
-  /** @param {import('./tree.mjs').Row} row */
-  #row({
-    level, label, open, share, module,
-  }) {
-    const {atom} = module;
-    const told = !this.sides ? '' : atom ? this.changeOf(atom.name).told : this.#changesTold(module);
-    const state = atom ? this.changeOf(atom.name).state : 'same';
-    const value = atom?.slots.find(({name}) => name === 'value') ?? atom?.slots[0];
-    const bar = h('div', {class: 'bar'});
-    bar.style.width = `${100 * share}%`;
-    const name = h('span', {class: 'name', title: atom ? atom.name : module.name},
-      open === null ? '' : open ? '▾ ' : '▸ ', h('bdi', {}, shortened(label, MAX_LABEL)),
-      atom && value ? h('span', {class: 'kind'}, `${value.dtype} ${extents(value.shape)}${state === 'same' ? '' : `, ${shortened(told, MAX_LABEL)}`}${this.#broken(atom)}`)
-        : !atom && told ? h('span', {class: 'kind'}, told) : null);
-    name.style.paddingLeft = `${level}em`;
-    return h('div', {
-      class: `row ${state}`, role: 'treeitem', 'aria-level': level + 1, 'aria-expanded': open === null ? null : String(open),
-    }, name, h('span', {class: 'size'}, human(module.bytes)), h('span', {}, bar));
-  }
-
   /** @param {AtomRow} atom */
   show(atom) {
     document.body.classList.remove('unchosen');
@@ -397,9 +317,9 @@ class Page {
 
   /** @param {AtomRow} atom */
   #fill(atom) {
-    const {sides, shown, root} = this;
-    const mine = sides ? behind(sides.a, atom.name) : atom;
-    const {state, told} = this.changeOf(atom.name);
+    const {comparison, shown, root} = this;
+    const mine = comparison ? behind(comparison.mine, atom.name) : atom;
+    const change = comparison?.changeOf(atom.name);
     if (!mine) {
       $('tensor').replaceChildren(h('h2', {}, h('bdi', {}, atom.name)), h('p', {}, 'Only the checkpoint that this one is compared with has it.'));
       return;
@@ -407,19 +327,20 @@ class Page {
     showTensor($('tensor'), this.client, {...mine, name: atom.name}, 'value', {
       known: own(shown?.statistics, mine.name) ?? {},
       carried: own(shown?.source.previews, mine.name) ?? {},
-      other: sides ? behind(sides.b, atom.name) ?? null : null,
-      change: told === state ? '' : told,
+      other: comparison ? behind(comparison.other, atom.name) ?? null : null,
+      change: change && change.told !== change.state ? change.told : '',
       layouts: root ? root.layouts.map(({mesh, steps}) => ({mesh: root.meshes[mesh], steps})) : [],
     });
   }
 
   /**
    * Shows one of the views beside the tensor.
-   * @param {string | undefined} name
+   * @param {string} [name]
    */
-  view(name) {
+  view(name = 'tensors') {
+    this.current = name;
     for (const button of tabs()) button.setAttribute('aria-pressed', String(button.dataset.view === name));
-    for (const id of ['tensors', 'map', 'plan', 'run', 'state', 'problems']) $(id).hidden = id !== name;
+    for (const id of ['tensors', ...MADE]) $(id).hidden = id !== name;
     if (name === 'map') this.map([this.tree]);
     if (name === 'plan') this.planned();
     if (name === 'run') this.run();
@@ -432,30 +353,16 @@ class Page {
     const meshes = this.root?.meshes ?? [];
     $('plan').replaceChildren(...(this.plan ? [planView(this.plan)] : []),
       ...(meshes.length > 0 ? [planForm(meshes, (sizes) => this.client.ask('wholePlan', {side: 'a', sizes}),
-        this.sides && (() => this.client.ask('planTo', {side: 'a', other: 'b'}))),
+        this.comparison && (() => this.client.ask('planTo', {side: 'a', other: 'b'}))),
       patternsForm(this.patterns, (patterns) => this.client.ask('patternParameters', {side: 'a', patterns}),
         (question) => this.client.ask('patternPlan', {side: 'a', ...question}))] : []));
   }
 
-  /** @param {Module[]} path from the top to the module that is shown */
+  /** @param {Module[]} path from the top to a module, which is shown, or to an atom */
   map(path) {
-    const crumbs = path.map((module, i) => h('button', {type: 'button', onclick: () => this.map(path.slice(0, i + 1))}, module.label || 'all'));
-    const module = path[path.length - 1];
-    /** @param {Module[]} below */
-    const into = (below) => {
-      const {atom} = below[below.length - 1];
-      if (atom) this.show(atom);
-      else this.map([...path, ...below]);
-    };
-    /** @param {Module} item */
-    const shadeOf = (item) => {
-      const {bytes} = this.changesOf(item);
-      const share = item.bytes > 0 ? Math.round((100 * bytes) / item.bytes) : 0;
-      return {fill: `color-mix(in srgb, var(--changed) ${share}%, var(--bar))`, told: item.atom ? this.changeOf(item.atom.name).told : this.#changesTold(item)};
-    };
-    $('map').replaceChildren(h('p', {}, crumbs.flatMap((crumb) => [crumb, ' ']), human(module.bytes)),
-      ...(this.sides ? [h('p', {class: 'quiet'}, h('span', {class: 'swatch changed'}), ' changed ', h('span', {class: 'swatch'}), ' the same, or not known; what is not drawn in detail has a mixture')] : []),
-      module.bytes > 0 ? bytesMap(module, into, this.sides && shadeOf) : h('p', {class: 'quiet'}, 'There is nothing that has bytes.'));
+    const {atom} = path[path.length - 1];
+    if (atom) this.show(atom);
+    else $('map').replaceChildren(...mapView(path, this.comparison, (other) => this.map(other)));
   }
 
   /** What there is to show, by step. */

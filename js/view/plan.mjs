@@ -2,7 +2,7 @@
  * A plan between two arrangements of ranks: bytes from each rank to each other, as a matrix.
  */
 
-import {h, human} from './dom.mjs';
+import {failed, h, human} from './dom.mjs';
 
 /** Digits of a size that can be entered. */
 const MAX_SIZE = 4096;
@@ -63,7 +63,7 @@ function answered(ask) {
     try {
       body.replaceChildren(planView(await ask()));
     } catch (error) {
-      body.replaceChildren(h('p', {class: 'error', role: 'alert'}, /** @type {Error} */ (error).message));
+      body.replaceChildren(failed(error));
     }
   };
   return {body, run};

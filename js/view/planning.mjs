@@ -10,6 +10,7 @@ import {parse, plain} from '../lib/json.mjs';
 import {checkMesh} from '../lib/mesh.mjs';
 import {PatternResolver, parsePatterns} from '../lib/patterns.mjs';
 import {checkForm, checkLayout} from '../lib/pieces.mjs';
+import {meshText} from './layouts.mjs';
 
 /** @typedef {import('../lib/exchange.mjs').Layout} Layout */
 /** @typedef {import('../lib/documents.mjs').Slot} Slot */
@@ -81,9 +82,6 @@ function ranksOfAll(meshes) {
   }
   return ranks;
 }
-
-/** @param {import('../lib/mesh.mjs').Mesh} mesh */
-const meshText = ({axes}) => axes.map(({name, size, sizes}) => `${name} ${size ?? sizes?.join('+')}`).join(' × ') || 'one rank';
 
 /**
  * The plan of one slot to a layout that somebody entered.
@@ -188,7 +186,7 @@ export function planOfAll(checkpoint, sizes) {
       number: layout ?? 0, mesh: others[mesh], steps, place,
     };
   });
-  return {...plan, from: meshes.map(meshText).join('; '), to: others.map(meshText).join('; ')};
+  return {...plan, from: meshes.map((mesh) => meshText(mesh)).join('; '), to: others.map((mesh) => meshText(mesh)).join('; ')};
 }
 
 /**

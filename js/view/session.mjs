@@ -14,6 +14,7 @@ import {UcpError} from '../lib/errors.mjs';
 import {plain, stringify} from '../lib/json.mjs';
 import {readBox, readerOf} from '../lib/read.mjs';
 import {validate} from '../lib/validate.mjs';
+import {stepText} from './layouts.mjs';
 import {mapOf, realNumbers} from './matrix.mjs';
 import {
   parametersOf, planByPatterns, planOfAll, planOfSlot, planToOther,
@@ -60,13 +61,6 @@ function atomRow({name, aliases, slots}, hasContents) {
     name, aliases, slots: rows, bytes: rows.reduce((sum, {bytes}) => sum + bytes, 0),
   };
 }
-
-/**
- * A step of a layout as text: `shard axis tp, dim 0, rule even`.
- * @param {import('../lib/layout.mjs').Step} step
- */
-const stepText = ({kind, ...members}) => `${kind} ${Object.entries(members).filter(([, value]) => value !== null && value !== undefined)
-  .map(([name, value]) => `${name} ${typeof value === 'object' ? JSON.stringify(value) : value}`).join(', ')}`.trim();
 
 /** One open checkpoint and the answers to questions about it. */
 export class Session {

@@ -5,11 +5,12 @@
 import {
   heatMap, histogram, layoutDrawing, strip,
 } from './charts.mjs';
+import {changeOfSlot, isAlike} from './comparison.mjs';
 import {
-  counted, extents, h, human, own, short, shortened,
+  counted, extents, failed, h, human, own, short, shortened,
 } from './dom.mjs';
+import {stepWords} from './layouts.mjs';
 import {slotPlanForm} from './plan.mjs';
-import {changeOfSlot, isAlike} from './tree.mjs';
 
 /** @typedef {import('./tree.mjs').AtomRow} AtomRow */
 /** @typedef {import('./tree.mjs').SlotRow} SlotRow */
@@ -27,15 +28,6 @@ const WINDOW = [8, 6];
  * @param {string} name
  */
 const named = (atom, name) => atom?.slots.find((slot) => slot.name === name);
-
-/**
- * A step of a layout in a few words.
- * @param {import('../lib/layout.mjs').Step} step
- */
-const stepWords = ({kind, axis, dim}) => [kind, axis, dim === undefined ? '' : `dim ${dim}`].filter(Boolean).join(' ');
-
-/** @param {unknown} error */
-const failed = (error) => h('p', {class: 'error', role: 'alert'}, /** @type {Error} */ (error).message);
 
 /**
  * Runs a question when its button is pressed, or at once; shows what it gives.

@@ -146,6 +146,24 @@ def test_what_is_chosen_last_is_shown_alone(chromium: Chromium, tmp_path: Path) 
         assert page.value("document.getElementById('facts').textContent").count("1 atom;") == 1
 
 
+def test_a_view_is_of_the_checkpoint_that_is_shown(chromium: Chromium, tmp_path: Path) -> None:
+    for name, epoch in (("a", 3), ("b", 4)):
+        atoms = [ucp.AtomSpec(name, {"value": ucp.SlotSpec("float64", (3,))})]
+        with ucp.CheckpointWriter(tmp_path / f"{name}.ucp", atoms) as writer:
+            writer.write(name, "value", np.arange(3.0))
+            writer.set_value("epoch", epoch)
+    told = "document.getElementById('state').textContent.includes('epoch{}')"
+    with shown(chromium, tmp_path / "a.ucp", tmp_path / "b.ucp") as page:
+        page.click("[data-view=state]")
+        page.wait(told.format(3))
+        change(page, "#side-a", 1)
+        page.wait(told.format(4))
+        page.click("[data-view=map]")
+        page.wait("document.getElementById('map').textContent.includes('b 24 B')")
+        change(page, "#side-a", 0)
+        page.wait("document.getElementById('map').textContent.includes('a 24 B')")
+
+
 def test_an_update_log_that_cannot_be_read_says_why(chromium: Chromium, tmp_path: Path) -> None:
     ucp.save(tmp_path / "a.ucp", {"w": np.arange(3.0)})
     maker = LogMaker(tmp_path / "run" / "updates.ucplog")
