@@ -19,6 +19,7 @@ import ucpformat as ucp
 from tests.replay.jobs import Job, recovered, trained
 from tests.replay.replica_cases import killed_at, log_of, refused, until
 from tests.replay.replica_jobs import end_replica, fork_replicas, forked, state_of
+from ucpformat.replay.replica import wire
 
 Made = tuple[nn.Module, torch.optim.Optimizer]
 
@@ -190,6 +191,60 @@ def a_full_disk(run: Path, note: Path) -> None:
     again.require_equal(trained(7))
 
 
+def a_full_disk_in_training(run: Path, note: Path) -> None:
+    """Who catches that, and makes the step again, has lost none."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+
+    job = Job()
+    torch.manual_seed(2)
+    fork_replicas(note, limited)
+    log = log_of(run, job, full_every=2, pending_bytes=1)
+    failures = []
+
+    class Going:
+        def step(self, scaler: object) -> None:
+            try:
+                log.step(scaler)
+            except ucp.UcpError as problem:
+                failures.append(problem.code)
+                log.step(scaler)
+
+    job.train(Going(), 0, 30)
+    assert set(failures) == {"UCP-E-STORE"}
+    # Another one takes its place, though this one had told of something.
+    end_replica(note)
+    fork_replicas(note)
+    with pytest.warns(RuntimeWarning, match="is gone"):
+        job.train(Going(), 30, 33)
+    log.flush()
+    with torch.random.fork_rng():
+        other, recovery = recovered(run)
+    assert (recovery.step, recovery.from_replica) == (33, True)
+    other.require_equal(trained(33))
+    end_replica(note)
+
+
+def a_stopped_replica(run: Path, note: Path) -> None:
+    """One that does not answer is killed, and another one takes its place."""
+    wire.PATIENCE = 2.0  # type: ignore[misc]
+    job = Job()
+    torch.manual_seed(2)
+    log = log_of(run, job, pending_bytes=1)
+    job.train(log, 0, 6)
+    first = int(note.read_text())
+    os.kill(first, signal.SIGSTOP)
+    with pytest.warns(RuntimeWarning, match="no answer for 2 s"):
+        job.train(log, 6, 400)
+    assert state_of(first) in ("", "Z")
+    log.close()
+    with torch.random.fork_rng():
+        job, recovery = recovered(run)
+    assert (recovery.step, recovery.from_replica) == (400, False)
+    job.require_equal(trained(400))
+
+
 def forks_of_the_trainer(run: Path, note: Path) -> None:
     """Processes such as a data loader's that outlive the trainer keep its descriptors, and are not taken for it."""
     children = run.with_suffix(".children")
@@ -240,6 +295,8 @@ CASES = {
         the_trainer_is_terminated,
         the_replica_is_terminated,
         a_full_disk,
+        a_full_disk_in_training,
+        a_stopped_replica,
         forks_of_the_trainer,
         a_store_in_memory,
     )

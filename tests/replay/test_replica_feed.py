@@ -153,6 +153,9 @@ class FakeLink:
         self.durable_step = self.step
         return object() if wait else None
 
+    def raise_told(self) -> None:
+        pass
+
     def discard(self) -> None:
         self.world.living[self.rank] -= not self.is_over
         self.is_over = True

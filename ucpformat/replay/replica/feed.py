@@ -142,6 +142,7 @@ class ReplicaFeed:
         """
         self._lost = None
         if self._link.has_died or not self._link.made:
+            self._link.raise_told()
             raise _gone(reason) from reason
         self._begin_again()
         self._warn(reason)
@@ -149,7 +150,7 @@ class ReplicaFeed:
     def _begin_again(self) -> None:
         """Begin the replica that replaces the one that is gone, or is to be."""
         self._room, self._lost = None, None
-        with suppress(LostError, UcpError):
+        with suppress(LostError):
             while not self._link.is_over and self._link.hear(wait=False) is not None:
                 pass
         self._durable = self.durable_step
@@ -170,11 +171,13 @@ class ReplicaFeed:
         """Begin new replicas of all ranks, where one is gone; each rank calls this, at one and the same step.
 
         Raises:
-            StoreError: ``UCP-E-RANK`` where one of them is not to be replaced, on all ranks.
+            UcpError: what the replica has told of, once; ``UCP-E-RANK`` where one is not to be replaced, on all ranks.
         """
+        self._require_open()
         if self._roll is not None:
-            self._require_open()
             self._answer(self._roll.heard())
+        # Here, where nothing of the step is made yet: who catches it, and goes on, loses none.
+        self._link.raise_told()
 
     @property
     def _standing(self) -> Standing:
@@ -196,6 +199,7 @@ class ReplicaFeed:
         if said.is_final:
             self._link.discard()
             self._lost = None
+            self._link.raise_told()
             raise _gone(reason)
         self._begin_again()
         # Of many ranks the one that it is about says so, or the first one where nobody knows.
@@ -363,6 +367,7 @@ class ReplicaFeed:
         link.tell(message)
         while self.durable_step < self._given:
             link.hear(wait=True)
+            link.raise_told()
 
     def leave(self) -> None:
         """Let the replica go on without this process, which fails: whoever recovers gets the state from it."""

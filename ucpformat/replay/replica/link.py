@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ucpformat.distributed.group import Group
+    from ucpformat.errors import UcpError
     from ucpformat.jsonio import JsonValue
 
 __all__ = ["Link", "LostError"]
@@ -48,9 +49,10 @@ class Link:
         made: how many steps it has made.
         has_died: whether it has said what it died of.
 
+    What the replica tells of is raised by `raise_told`, and nowhere in the midst of something.
+
     Raises:
         LostError: from any method, where the process is gone.
-        UcpError: what the replica tells of, once.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Link:
         self.is_over = False
         self.has_died = False
         self._other = ""
+        self._told: UcpError | None = None
         self._regions: dict[int, int] = {}
         self._pending_regions = 0
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,7 +102,7 @@ class Link:
                 raise self._lost(reason) from reason
         try:
             while self.hear(wait=True).kind != b"R":
-                pass
+                self.raise_told()
         except BaseException:
             self.discard()
             raise
@@ -156,7 +159,7 @@ class Link:
             raise self._lost(reason) from reason
 
     def hear(self, *, wait: bool) -> Any:
-        """Take the next message of the replica, None where there is none; raises what it tells of."""
+        """Take the next message of the replica, None where there is none."""
         try:
             message = receive(self._channel, wait=wait)
         except OSError as reason:
@@ -167,14 +170,18 @@ class Link:
                 self.made += 1
             case Message(kind=b"C"):
                 self.durable_step = max(self.durable_step, message.a)
-            case Message(kind=b"X"):
-                raise message.problem()
-            case Message(kind=b"D"):
-                self.has_died = True
-                raise message.problem()
+            case Message(kind=b"X" | b"D"):
+                self._told = message.problem()
+                self.has_died |= message.kind == b"D"
             case Message(kind=b"L"):
                 self._other = message.text
         return message
+
+    def raise_told(self) -> None:
+        """Raise what the replica has told of, once."""
+        problem, self._told = self._told, None
+        if problem is not None:
+            raise problem
 
     def _lost(self, reason: OSError) -> LostError:
         self.discard()
