@@ -70,7 +70,8 @@ campaigns: $(READY) .venv-s3/.ready  ## fail system calls and requests to S3, da
 	$(BIN)/python -m tests.campaigns.damage --draws 8000
 	$(BIN)/python -m tests.campaigns.damage --draws 2000 --medium memory
 	$(BIN)/python -m tests.campaigns.power
-	$(BIN)/python -m tests.campaigns.update_log
+	$(BIN)/python -m tests.campaigns.update_log --stores 0
+	.venv-s3/bin/python -m tests.campaigns.update_log --steps 0 --jobs 0 --replicas 0 --ranks 0 --replaced 0
 	$(BIN)/python -m tests.campaigns.hostile.malicious --count 500
 	$(BIN)/python -m tests.campaigns.hostile
 	.venv-s3/bin/python -m tests.campaigns.proxy

@@ -28,6 +28,7 @@ _LATER: Final = {
     "free-pages": "benchmarks.free_pages",
     "growth": "benchmarks.growth.command",
     "increments": "benchmarks.increments",
+    "log-objects": "benchmarks.log_objects",
     "open": "benchmarks.opening",
     "replica": "benchmarks.replica",
     "replicas": "benchmarks.replicas",

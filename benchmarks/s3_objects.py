@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from benchmarks.state import Array, TrainingState
 
-__all__ = ["TASKS", "S3Outcome", "compare_s3", "table"]
+__all__ = ["TASKS", "S3Outcome", "compare_s3", "table", "through"]
 
 _RANK, _RANKS = 3, 8
 _CALL_BYTES: Final = 1 << 22
@@ -225,7 +225,7 @@ def compare_s3(
     }
     facts = machine_facts(directory)
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
-    with served(milliseconds, per_connection) as server, _through(server):
+    with served(milliseconds, per_connection) as server, through(server):
         for number in range(-1, repeats):
             report("warming up" if number < 0 else f"round {number + 1} of {repeats}")
             urls = {name: f"s3://{BUCKET}/{name}-{number}" for name in contenders}
@@ -254,7 +254,7 @@ def compare_s3(
 
 
 @contextmanager
-def _through(server: S3Server) -> Iterator[None]:
+def through(server: S3Server) -> Iterator[None]:
     """s3fs asks that server, whoever uses it."""
     fsspec.config.conf["s3"] = server.options()
     filesystem = fsspec.get_filesystem_class("s3")

@@ -5,12 +5,16 @@ that was never logged. Then so many jobs are killed when they are about to make 
 to twelve times each, and have to go on from what was durable. Of jobs with a replica, trainer, replica or both are
 killed at a call of their own, up to six times each; of jobs of several ranks with replicas a rank, up to four times,
 and sometimes a replica behind it; and of others replicas while the job trains, or while they are replaced, one or two
-together, and sometimes a rank as well. The exit code is 1 where one was wrong.
+together, and sometimes a rank as well. Where what ``requirements/s3.txt`` names is installed, ``--stores`` jobs whose
+runs lie in an S3 server of this machine are killed around any request, and as many again, two at once on one run. The
+exit code is 1 where one was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.s3_server import BUCKET, missing_packages, served
 from tests.replay.jobs import OPTIMIZERS, logged, recovered, trained
 from tests.replay.replica_ranks import killed_at_random, replaced_at_random
 
@@ -92,6 +97,23 @@ def kills_of_ranks(
     return int(wrong > 0)
 
 
+def kills_in_a_store(directory: Path, first: int, stop: int, at_once: int) -> int:
+    """Kill jobs that log to S3 around their requests; return 1 where one went on from a wrong state, else 0."""
+    with served() as server:
+        command = [sys.executable, "-m", "tests.replay.killed_in_store", f"s3://{BUCKET}/{at_once}"]
+        command += [str(directory), str(first), str(stop), str(at_once)]
+        environment = {**os.environ, "FSSPEC_S3": json.dumps(server.options())}
+        status = subprocess.run(command, check=False, env=environment).returncode
+    told = directory / f"deaths-{first}"
+    deaths, refused = told.read_text().split() if told.exists() else ("?", "?")
+    print(
+        f"{deaths} kills of {stop - first} jobs in S3, {at_once} at once, {refused} fenced, "
+        f"{'none wrong' if status == 0 else 'wrong'}",
+        flush=True,
+    )
+    return int(status != 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.update_log")
     parser.add_argument("--steps", type=int, default=1000)
@@ -101,6 +123,7 @@ def main() -> None:
     parser.add_argument(
         "--replaced", type=int, default=12, help="jobs of several ranks with replicas that are killed"
     )
+    parser.add_argument("--stores", type=int, default=8, help="jobs in S3, as many again two at once")
     parser.add_argument("--seed", type=int, default=0, help="the number of the first job that is killed")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -114,6 +137,12 @@ def main() -> None:
     for kill, count in ((killed_at_random, options.ranks), (replaced_at_random, options.replaced)):
         with tempfile.TemporaryDirectory() as folder:
             wrong += kills_of_ranks(Path(folder), first, first + count, kill)
+    if options.stores and missing_packages():
+        print(f"no jobs in S3, which take {', '.join(missing_packages())}")
+        options.stores = 0
+    for at_once in (1, 2) if options.stores else ():
+        with tempfile.TemporaryDirectory() as folder:
+            wrong += kills_in_a_store(Path(folder), first, first + options.stores, at_once)
     sys.exit(1 if wrong else 0)
 
 
