@@ -55,7 +55,11 @@ export class UpdateLog {
 
   /** What lies there, by keys; others are ignored (UCP-R-038). */
   #list() {
-    for (const key of this.store.list()) {
+    const keys = [...this.store.list()];
+    if (!keys.includes(LOG_KEY)) {
+      throw new UcpError('UCP-E-STORE', LOG_KEY, 'nothing is listed here, as on web servers, and the keys of a log have to be: open a copy');
+    }
+    for (const key of keys) {
       const [, number, ...batch] = KEY.exec(key) ?? [];
       if (number !== undefined && Number.isSafeInteger(Number(number))) this.numbers.push(Number(number));
       if (batch[0] === undefined || !batch.every((text) => Number.isSafeInteger(Number(text)))) continue;

@@ -8,6 +8,9 @@ import {product} from '../lib/boxes.mjs';
 import {crc32c} from '../lib/crc32c.mjs';
 import {DRAFT_DIGEST, sealRoot, sha256} from '../lib/digest.mjs';
 import {boxSum, sumText} from '../lib/log-replay.mjs';
+import * as core from '../lib/index.mjs';
+import {UpdateLog} from '../lib/update-log.mjs';
+import {DirectoryStore} from '../node/store.mjs';
 import {parse, stringify} from '../lib/json.mjs';
 import {
   isLog, open, openLog, replay, validateLog, write,
@@ -245,4 +248,17 @@ test('sums of pieces add up to that of the tensor', () => {
     bytes[random.integer(0, bytes.length - 1)] ^= 1 << random.integer(0, 7);
     assert.notEqual(boxSum(bytes, {offset: [0, 0], shape: SHAPE}, SHAPE, dtype), whole, `seed ${seed}`);
   }
+});
+
+test('a log of which nothing is listed, as on a web server, is refused and not called empty', (t) => {
+  const path = temporary(t);
+  put(path, 'log.json', Buffer.from(stringify({...ENVELOPE, kind: 'update-log', id: ID})));
+  const store = () => {
+    const directory = new DirectoryStore(path);
+    return Object.assign(Object.create(directory), {
+      list: () => [], read: directory.read.bind(directory), lengthOf: directory.lengthOf.bind(directory), close: directory.close.bind(directory),
+    });
+  };
+  assert.throws(() => new UpdateLog(store()), {code: 'UCP-E-STORE'});
+  assert.deepEqual(core.validateLog(store()).map(({code}) => code), ['UCP-E-STORE']);
 });

@@ -228,3 +228,9 @@ def test_what_is_pruned_is_removed_together() -> None:
 def extent_at(maker: LogMaker, step: int) -> int:
     with StoredLog(str(maker.path)) as log:
         return extent_of(log, (1, step)).stop_step
+
+
+def test_a_log_of_which_nothing_is_listed_is_refused_and_not_called_empty() -> None:
+    maker = made()
+    with patch.object(RemoteObjects, "lengths", lambda _: iter(())):
+        assert [problem.code for problem in log_problems(str(maker.path))] == ["UCP-E-STORE"]

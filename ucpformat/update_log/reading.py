@@ -146,12 +146,19 @@ class StoredLog:
 
     def _keys(self) -> LogKeys:
         """Return what lies in the log; a listing of an object store may be late to show the epoch that is newest."""
-        found = sorted_keys(self.store.keys())
+        there = [*self.store.keys()]
+        if self.store.is_remote and LOG_KEY not in there:
+            message = "nothing is listed here, as on some web servers, but the keys of a log have to be; read a copy"
+            raise error("UCP-E-STORE", message, at=self.url)
+        found = sorted_keys(there)
         while self.store.is_remote:
             following = found.epochs[-1] + 1 if found.epochs else 0
             if not self.store.has(epoch_key(following)):
                 break
-            found.epochs.append(following)
+            # The listing may be older than what this epoch goes on from.
+            found = sorted_keys(self.store.keys())
+            if following not in found.epochs:
+                found = found._replace(epochs=sorted([*found.epochs, following]))
         return found
 
     def has_batches(self) -> bool:
