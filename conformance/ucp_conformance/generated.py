@@ -1,4 +1,4 @@
-"""Generated mode: hypothesis looks for an exchange that fails and shrinks it over the live processes."""
+"""Generated mode: hypothesis looks for an exchange or a life that fails; it is shrunk over the live processes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ucp_conformance.log_plans import FIRST_LIVES, log_plans
 from ucp_conformance.log_run import reads_logs
 from ucp_conformance.log_sequences import REQUIREMENTS as LIVES_HOLD
 from ucp_conformance.log_sequences import live, writes_logs
+from ucp_conformance.log_shrinking import shrunk
 from ucp_conformance.results import Result
 from ucp_conformance.strategies import plans
 
@@ -52,6 +53,14 @@ class _Search:
         counts = ", ".join(f"{count} {sort}" for sort, count in sorted(self.examples.items()))
         return f"{self.examples.total()} examples: {counts}" if counts else "no examples"
 
+    def fails(self, plan: dict[str, Any]) -> bool:
+        """Return whether a plan fails as the one before did, while there is time."""
+        try:
+            self.attempt(plan)
+        except _FoundError:
+            return True
+        return False
+
     def attempt(self, plan: dict[str, Any]) -> None:
         if self.since is not None and time.monotonic() - self.since > SHRINKING_S:
             return
@@ -83,15 +92,20 @@ def _searched(
     examples: int,
     seed_: int,
     first: Sequence[dict[str, Any]] = (),
+    shrink: Callable[[dict[str, Any], Callable[[dict[str, Any]], bool]], object] | None = None,
 ) -> float:
-    """Look for a failure, of ``first`` before others, and shrink it; returns the time that it took, in ms."""
+    """Look for a failure, of ``first`` before others, and shrink it; returns the time that it took, in ms.
+
+    ``shrink`` does that in place of hypothesis.
+    """
     start = time.monotonic()
+    phases = [Phase.explicit, Phase.generate, *([] if shrink else [Phase.shrink])]
     try:
         looked = settings(
             max_examples=examples,
             deadline=None,
             database=None,
-            phases=[Phase.explicit, Phase.generate, Phase.shrink],
+            phases=phases,
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
         )
@@ -105,6 +119,8 @@ def _searched(
         # What hypothesis raises says less than what the search has kept.
         if search.fault is None or isinstance(wrong, KeyboardInterrupt):
             raise
+    if shrink is not None and search.plan is not None:
+        shrink(search.plan, search.fails)
     return 1000 * (time.monotonic() - start)
 
 
@@ -191,7 +207,7 @@ def run_lives(
     pairs += [(writer, reader) for writer in writers for reader in readers if writer is not reader]
     for writer, reader in pairs:
         search = _Search(partial(live, [writer, reader], readers), lambda plan: str(plan["optimizer"]))
-        ms = _searched(search, log_plans(), writer, examples, seed_, FIRST_LIVES)
+        ms = _searched(search, log_plans(), writer, examples, seed_, FIRST_LIVES, shrunk)
         for result in _results(search, writer, reader, ms, "log", **members):
             tell(result)
             yield result

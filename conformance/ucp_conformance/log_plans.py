@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ucp_conformance.log_model import RATES, VALUES
 
-__all__ = ["FIRST_LIVES", "log_plans"]
+__all__ = ["FIRST_LIVES", "QUIET", "log_plans"]
 
 SHAPES: Final[tuple[list[int], ...]] = ([3], [2, 2], [], [4, 3], [0, 2], [2, 3, 2], [70_000])
 ALSO: Final = ("bfloat16", "float64", "complex128", "int8")
@@ -19,7 +19,7 @@ _RARELY: Final = [False] * 7 + [True]
 _FEW: Final = [False] * 19 + [True]
 
 
-_QUIET: Final[dict[str, Any]] = {
+QUIET: Final[dict[str, Any]] = {
     "lost": [0, 0], "torn": None, "gap": None, "debris": False, "killed": False, "taken": False, "zombie": False,
     "late": False, "checkpoint": False, "pruned": False,
 }  # fmt: skip
@@ -38,7 +38,7 @@ def _life(*ends: dict[str, Any], batches: Sequence[Sequence[int]] = ((1, 1, 1), 
         "tensors": [{"atom": "w", "role": "gradient", "dtype": "float32", "shape": [3]}],
         "groups": [[0]],
         "seed": 0,
-        "epochs": [{**epoch, "end": {**_QUIET, **end}} for end in ends],
+        "epochs": [{**epoch, "end": {**QUIET, **end}} for end in ends],
     }
 
 

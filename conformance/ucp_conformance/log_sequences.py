@@ -354,6 +354,11 @@ class _Life(LogRun):
         """Compare what the oracle recovers with the state that the job was in; residuals may be unknown."""
         if found.epoch != epoch.number:
             return
+        # A batch that was under way when its writer was killed may be there, behind the steps of the plan.
+        count = len(epoch.plan["steps"])
+        while len(epoch.states) <= found.step - epoch.first:
+            at = (len(epoch.states) - 1) % count
+            epoch.states.append(self.model.after(epoch.at, at, epoch.states[-1]))
         state = epoch.states[found.step - epoch.first]
         residuals = {one["atom"] for one in self.model.tensors if one["role"] == "residual"}
         if any(data != state[name] for name, data in found.values.items() if name not in residuals):
