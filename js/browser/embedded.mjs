@@ -8,6 +8,7 @@ import {UcpError} from '../lib/errors.mjs';
 /** @typedef {{length: number, deflated?: string}} Embedded deflated: the bytes (RFC 1951), in base64 */
 
 export class EmbeddedStore {
+  /** @type {Map<string, Uint8Array>} of objects that have been read, by key */
   #bytes = new Map();
   fetched = {requests: 0, bytes: 0};
 
@@ -42,8 +43,8 @@ export class EmbeddedStore {
     if (object.deflated === undefined) {
       throw new UcpError('UCP-E-MISSING', key, 'this page carries documents alone: drop the checkpoint on the page to see values');
     }
-    if (!this.#bytes.has(key)) this.#bytes.set(key, inflateRaw(fromBase64(object.deflated), object.length).raw);
-    const bytes = this.#bytes.get(key);
+    const bytes = this.#bytes.get(key) ?? inflateRaw(fromBase64(object.deflated), object.length).raw;
+    this.#bytes.set(key, bytes);
     if (offset + length > bytes.length) throw new UcpError('UCP-E-LENGTH', key, `ends at ${bytes.length}`);
     return bytes.subarray(offset, offset + length);
   }

@@ -63,6 +63,7 @@ export function checkPlace(mesh, steps, place, at) {
  * @returns {number[]} indices of those that differ from the first of their group
  */
 export function unlikeInGroup(layouts) {
+  /** @type {Map<string, Step[]>} of the first layout of each group */
   const tails = new Map();
   return [...layouts.keys()].filter((i) => {
     const {mesh, steps} = layouts[i];
@@ -70,8 +71,9 @@ export function unlikeInGroup(layouts) {
     if (concat < 0) return false;
     const key = `${mesh} ${steps[concat].group}`;
     const tail = steps.slice(concat + 1);
-    if (!tails.has(key)) tails.set(key, tail);
-    return !isEqual(tails.get(key), tail);
+    const first = tails.get(key) ?? tail;
+    tails.set(key, first);
+    return !isEqual(first, tail);
   });
 }
 
@@ -136,12 +138,15 @@ function* faults(tensors) {
  * @returns {{at: string, detail: string}[]} for each pair the later, once
  */
 export function bufferFaults(tensors) {
+  /** @type {Map<string, Tensor[]>} */
   const buffers = new Map();
   for (const tensor of tensors) {
-    if (!buffers.has(tensor.buffer)) buffers.set(tensor.buffer, []);
-    buffers.get(tensor.buffer).push(tensor);
+    const buffer = buffers.get(tensor.buffer) ?? [];
+    buffer.push(tensor);
+    buffers.set(tensor.buffer, buffer);
   }
   return [...buffers.values()].flatMap((buffer) => {
+    /** @type {Map<number, string>} details by order: of several the last */
     const found = new Map();
     if (buffer.length > 1) for (const {order, detail} of faults(buffer)) found.set(order, detail);
     return [...found].map(([order, detail]) => ({at: buffer[order].at, detail}));

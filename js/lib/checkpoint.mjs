@@ -19,17 +19,18 @@ import {ChunkTable} from './table.mjs';
 /**
  * What is made on first use, and kept.
  * @template T
- * @param {Map<string, any>} cache
+ * @param {Map<string, unknown>} cache which has of each key what the same call makes
  * @param {string} key
  * @param {() => T} make
  * @returns {T}
  */
 const once = (cache, key, make) => {
   if (!cache.has(key)) cache.set(key, make());
-  return cache.get(key);
+  return /** @type {T} */ (cache.get(key));
 };
 
 export class Checkpoint {
+  /** @type {Map<string, unknown>} */
   #cache = new Map();
 
   /** @param {import('./stores.mjs').Store} store */

@@ -36,6 +36,12 @@ define(['float8_e8m0fnu'], 1, {fill: '"0x00"'});
 define(['float4_e2m1fn', 'int4'], 1, {maxByte: 0x0f});
 
 /**
+ * The bytes of an element.
+ * @param {string} dtype that is known
+ */
+export const sizeOf = (dtype) => /** @type {DataType} */ (DTYPES.get(dtype)).size;
+
+/**
  * Whether bits that the data type does not use are zero in all elements (UCP-D-037).
  * @param {DataType} dtype
  * @param {Uint8Array} bytes

@@ -45,10 +45,12 @@ export class Unsupported extends Error {
   }
 }
 
+/** @typedef {{code: string, at: string, detail: string}} Problem what is wrong: a registry code, a place and a sentence */
+
 /** A list of problems that checks add to. */
 export class Problems {
   constructor() {
-    /** @type {{code: string, at: string, detail: string}[]} */
+    /** @type {Problem[]} */
     this.list = [];
   }
 

@@ -179,7 +179,7 @@ export class Exchange {
     const wanted = target.flatMap(({boxes, ranks}) => boxes.map((box) => ({box, ranks})));
     const index = new Index(wanted.map(({box}) => box));
     const missing = wanted.map(({box}) => product(box.shape));
-    /** Elements that stay where they are, by rank. */
+    /** @type {Map<number, number>} elements that stay where they are, by rank */
     this.kept = new Map();
     /** @type {Map<string, Team & {loads: number[]}>} */
     const teams = new Map();

@@ -8,7 +8,7 @@ import {bytesOf, sameBytes} from './bytes.mjs';
 import {product} from './boxes.mjs';
 import {crc32c} from './crc32c.mjs';
 import {sha256} from './digest.mjs';
-import {DTYPES} from './dtypes.mjs';
+import {sizeOf} from './dtypes.mjs';
 import {MAX_DOCUMENT} from './root.mjs';
 import {checkSchema} from './schema.mjs';
 import {checkValue} from './values.mjs';
@@ -142,7 +142,7 @@ function readEntry(value, before, skipped, rank, epoch, report) {
     return null;
   }
   const count = value.get('count');
-  const length = entryLength({form, count}, piece.shape, /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(tensor.dtype)).size);
+  const length = entryLength({form, count}, piece.shape, sizeOf(tensor.dtype));
   return {piece: number, form, count, length};
 }
 

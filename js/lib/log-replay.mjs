@@ -7,7 +7,7 @@ import {place} from './json.mjs';
 import {
   copyBox, dot, product, stridesOf,
 } from './boxes.mjs';
-import {DTYPES} from './dtypes.mjs';
+import {sizeOf} from './dtypes.mjs';
 import {placesOf} from './log-batch.mjs';
 import {readBox} from './read.mjs';
 import {checkStep} from './update-log.mjs';
@@ -62,7 +62,7 @@ function* indicesOf({offset, shape}, whole) {
  * @returns {bigint}
  */
 export function boxSum(bytes, box, shape, dtype) {
-  const {size} = /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(dtype));
+  const size = sizeOf(dtype);
   const words = Math.max(1, size / 8);
   const width = size / words;
   let sum = 0n;

@@ -10,7 +10,7 @@ import {bytesOf} from './bytes.mjs';
 import {product} from './boxes.mjs';
 import {crc32c} from './crc32c.mjs';
 import {sha256} from './digest.mjs';
-import {DTYPES} from './dtypes.mjs';
+import {sizeOf} from './dtypes.mjs';
 import {
   BLOCK_ELEMENTS, batchKey, blocksOf, checkHeader, framed,
 } from './log-batch.mjs';
@@ -328,7 +328,7 @@ function pieceOf({pieces, key}, number) {
  */
 function requireBytes({tensors, pieces, key}, number, elements, {length}) {
   const {dtype} = tensors[pieces[number].tensor];
-  const {size} = /** @type {import('./dtypes.mjs').DataType} */ (DTYPES.get(dtype));
+  const size = sizeOf(dtype);
   if (length !== elements * size) {
     throw new UcpError('UCP-E-MISMATCH', key, `${length} bytes for ${elements} elements of piece ${number}`);
   }

@@ -94,13 +94,13 @@ export function hasCoordinate(mesh, coordinate) {
     && coordinate.every((position, i) => position < sizeAt(mesh, i, coordinate));
 }
 
-/** Row-major positions of the coordinates of meshes with axes whose size differs. */
+/** @type {WeakMap<Mesh, Map<string, number>>} row-major positions of coordinates, of meshes with axes whose size differs */
 const positions = new WeakMap();
 
 /**
  * The row-major position of a coordinate.
  * @param {Mesh} mesh
- * @param {number[]} coordinate
+ * @param {number[]} coordinate that it has
  * @returns {number}
  */
 export function positionOf(mesh, coordinate) {
@@ -108,10 +108,9 @@ export function positionOf(mesh, coordinate) {
   if (sizes.every((size) => size !== undefined)) {
     return coordinate.reduce((index, position, i) => index * sizes[i] + position, 0);
   }
-  if (!positions.has(mesh)) {
-    positions.set(mesh, new Map([...coordinatesOf(mesh)].map((found, i) => [found.join(), i])));
-  }
-  return positions.get(mesh).get(coordinate.join());
+  const known = positions.get(mesh) ?? new Map([...coordinatesOf(mesh)].map((found, i) => [found.join(), i]));
+  positions.set(mesh, known);
+  return /** @type {number} */ (known.get(coordinate.join()));
 }
 
 /**

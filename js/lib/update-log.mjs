@@ -20,7 +20,7 @@ import {
  * @property {number} first where the first that is there begins
  * @property {number} stop the state behind the last one
  * @property {Batch[]} batches
- * @property {{code: string, at: string, detail: string, torn: boolean} | null} fault what ends it
+ * @property {(import('./errors.mjs').Problem & {torn: boolean}) | null} fault what ends it
  * @property {boolean} broken whether batches lie behind the fault
  */
 
@@ -64,6 +64,7 @@ export class UpdateLog {
       if (number !== undefined && Number.isSafeInteger(Number(number))) this.numbers.push(Number(number));
       if (batch[0] === undefined || !batch.every((text) => Number.isSafeInteger(Number(text)))) continue;
       const [epoch, rank, first] = batch.map(Number);
+      /** @type {Map<number, number[]>} */
       const ranks = this.there.get(epoch) ?? new Map();
       const firsts = ranks.get(rank) ?? [];
       firsts.push(first);
@@ -261,6 +262,7 @@ export class UpdateLog {
     const sums = new Map();
     if (ends.includes(undefined)) return sums;
     for (const {tensor, slot, sum} of ends.flatMap((batch) => batch?.sums ?? [])) {
+      /** @type {Map<string, bigint>} */
       const of = sums.get(tensor) ?? new Map();
       sums.set(tensor, of.set(slot, BigInt.asUintN(64, (of.get(slot) ?? 0n) + sum)));
     }
@@ -357,7 +359,7 @@ export function isLog(store) {
 /**
  * Everything that is wrong with a log that can be reached (UCP-V-004).
  * @param {import('./stores.mjs').Store} store
- * @returns {{code: string, at: string, detail: string}[]}
+ * @returns {import('./errors.mjs').Problem[]}
  */
 export function validateLog(store) {
   const problems = new Problems();

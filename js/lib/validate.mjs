@@ -53,7 +53,7 @@ class Validation {
     this.soundChunks = new Set();
     /** Objects that the root document reaches (UCP-V-002). */
     this.reached = new Set([ROOT_KEY]);
-    /** Objects that are reached, but must not exist (UCP-D-096), and the place of their table. */
+    /** @type {Map<string, string>} objects that are reached, but must not exist (UCP-D-096), and the place of their table */
     this.forbidden = new Map();
     /** Whether a part of the checkpoint could not be read, so that what it reaches is unknown. */
     this.blind = false;
@@ -297,7 +297,7 @@ class Validation {
  * Validates a checkpoint.
  * @param {import('./stores.mjs').Store} store closed in the end
  * @param {'structure' | 'semantics' | 'integrity'} [level]
- * @returns {{code: string, at: string, detail: string}[]} problems, warnings included
+ * @returns {import('./errors.mjs').Problem[]} warnings included
  */
 export function validate(store, level = 'integrity') {
   const validation = new Validation(store, level);

@@ -141,6 +141,7 @@ function planned(checkpoint, ranks, targetOf) {
     }
   }
   const matrix = new Matrix();
+  /** @type {Map<string, number>} how many slots have gone each route before */
   const turns = new Map();
   let slots = 0;
   let bytes = 0;
