@@ -10,9 +10,10 @@ from itertools import product
 from typing import Any, get_args
 
 from tests.builders import STORAGES
-from tests.simulation import directories, stores
+from tests.simulation import directories, logs, stores
 from tests.simulation.directories import Directories
 from tests.simulation.file_system import Locks
+from tests.simulation.logs import Logs
 from tests.simulation.schedule import Bounds, Explored, Schedule, World, drawn, explore
 from tests.simulation.stores import Stores
 
@@ -72,3 +73,5 @@ def cases(**also: Any) -> Iterator[Case]:
             partial(Stores, **common),
             stores.simulated,
         )
+    for jobs in (2, 3):
+        yield Case(f"update log in an object store, {jobs} starts", partial(Logs, jobs=jobs), logs.simulated)
