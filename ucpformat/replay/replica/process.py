@@ -47,6 +47,8 @@ _MEET: Final = 0.02
 """Seconds behind which it looks whether the replicas of other ranks have come to the step that all are to save."""
 _GRACE: Final = 60.0
 """Seconds for which the replicas of several ranks wait for one another to save a last checkpoint."""
+_STOP: Final = 10.0
+"""Seconds for which one does so that was told to end: the others may not be, and then its trainer waits for it."""
 _SHARE: Final = 10
 """With ``full_every="auto"``, so many times as long as the last save took pass from one to the next."""
 _STEPS_OF_SEVERAL: Final = 100
@@ -115,6 +117,7 @@ class Process:
         if self._full_every == "auto" and company.ranks > 1:
             self._full_every = _STEPS_OF_SEVERAL
         self._linger = float.fromhex(hello["linger"])
+        self._grace = _GRACE
         self._number = hello["company"]
         self._epoch: Epoch = held.epoch
         self._place = LogPlace(hello["log"])
@@ -165,7 +168,7 @@ class Process:
             self._meet()
             self._settle_save()
             if self._is_stopped:
-                self._is_stopped, self._linger = False, 0.0
+                self._is_stopped, self._linger, self._grace = False, 0.0, _STOP
                 self._trainer_ended()
             if self._is_alone:
                 self._drain()
@@ -173,7 +176,8 @@ class Process:
                     break  # Somebody has gone on: nobody needs this state any more.
         self._await_save()
         self._manager.close()
-        self._company.leave(_GRACE)
+        # Where others have not come to their end by now, they do not.
+        self._company.leave(0.0 if self._awaited is not None else _GRACE)
 
     @property
     def is_for_recovery(self) -> bool:
@@ -192,7 +196,7 @@ class Process:
         if not self._is_alone:
             return False
         is_settled = self._is_drained and self._awaited is None
-        patience = self._linger if is_settled else max(self._linger, _GRACE)
+        patience = self._linger if is_settled else max(self._linger, self._grace)
         return time.monotonic() >= self._lingers_from + patience
 
     def _stop(self, *_: object) -> None:
