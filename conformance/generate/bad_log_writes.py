@@ -89,6 +89,14 @@ def _epochs() -> Iterator[Case]:
         "after-other-log", "An epoch that goes on from one of another log", "UCP-D-152", members(4, 0), LOG,
         lambda draft: draft.epochs[0].update(log="0" * 32),
     )  # fmt: skip
+    for name, requirement, others in (
+        ("pieces", "UCP-D-155", {"pieces": TWO[:-1]}),
+        ("groups", "UCP-D-156", {"groups": [[0], [2]]}),
+    ):
+        yield case(
+            f"next-{name}", f"An epoch that goes on from another, and contradicts itself: {name}", requirement,
+            members(4, 0, **others), LOG,
+        )  # fmt: skip
     title = "An epoch that goes on from one of a log that is not there"
     yield Case(
         "bad/log-writes/epoch-after-nothing", title, ("UCP-D-153", "UCP-W-041"),

@@ -1,4 +1,7 @@
-"""What generated lives of update logs are drawn from; alternatives stand simple first, so that shrinking ends there."""
+"""What generated lives of update logs are drawn from: plans, which say all that happens before any of it does.
+
+They are no rules of a state machine (hypothesis): docs/campaigns.md has what was found when both were tried.
+"""
 
 from __future__ import annotations
 

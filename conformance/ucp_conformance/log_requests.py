@@ -101,9 +101,16 @@ class _Requests:
         key = f"epochs/{result['epoch']}.json"
         if (made := _changed(old, snapshot(self.path))) != sorted({key, *({"log.json"} - old.keys())}):
             return f"it made or changed {made}"
+        log = UpdateLog(self.path)
+        epoch, _ = log.epoch(result["epoch"])
+        others = [
+            log.id,
+            *(log.epoch(number)[0]["start"] for number in log.epochs if number != epoch["epoch"]),
+        ]
+        if epoch["start"] in others:
+            return "its `start` is not drawn"
         if "document" not in wanted:
             return None
-        epoch, _ = UpdateLog(self.path).epoch(result["epoch"])
         document = json.loads(self.expected[wanted["document"]])
         # What the writer draws is whatever it is, unless the log was there.
         told = {**epoch, **{name: drawn for name, drawn in _DRAWN.items() if document[name] == drawn}}
