@@ -8,7 +8,8 @@ it that is no part of a checkpoint stays as well. Whoever calls is not writing m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ucpformat.errors import UcpError, error
 from ucpformat.manager.run_directory import RunDirectory, step_name, step_of
 from ucpformat.reader import open_checkpoint
+from ucpformat.update_log.place import LOG_NAME, has_log
 
 if TYPE_CHECKING:
     from ucpformat.manager.retention import Retention
@@ -105,7 +107,8 @@ def collect(
 
     ``protected`` steps are kept, whatever it says; ``damaged`` ones stay and do not count. ``metrics`` keeps what was
     read, from call to call. Before a good checkpoint goes, the one that it makes place for, the last of those protected
-    or of all, has to open and have its packs: otherwise all stay, and it is among what failed. With ``dry`` nothing is
+    or of all, has to open and have its packs: otherwise all stay, and it is among what failed. The newest one that an
+    update log of the run goes on from stays: without it no step of the log could be recovered. With ``dry`` nothing is
     removed.
     """
     found = Collected()
@@ -134,6 +137,8 @@ def collect(
     unknown.update(step for step in steps if {*run.names(step)} & replaced.keys() - {*found.removed})
     kept = retention.kept(steps, known) | set(protected).intersection(steps) | unknown.intersection(steps)
     if kept != set(steps):
+        kept.update(_beginning_of_log(run, steps))
+    if kept != set(steps):
         newest = max(set(protected).intersection(steps), default=steps[-1])
         fault = first_fault(run.path(newest))
         if fault is not None:
@@ -152,6 +157,17 @@ def collect(
     except UcpError as problem:
         found.failed[run.url] = problem
     return found
+
+
+def _beginning_of_log(run: RunDirectory, steps: Sequence[int]) -> Iterator[int]:
+    """Yield the newest step whose checkpoint says that a log goes on from it, if the run has a log."""
+    if not has_log(f"{run.url}/{LOG_NAME}"):
+        return
+    for step in reversed(steps):
+        with suppress(UcpError), open_checkpoint(run.path(step)) as checkpoint:
+            if checkpoint.root.progress is not None and checkpoint.root.progress.log is not None:
+                yield step
+                return
 
 
 def _unknown_metric(metric: str, known: Mapping[int, Mapping[str, float]]) -> UcpError:

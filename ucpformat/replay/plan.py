@@ -13,7 +13,7 @@ from ucpformat.reader import open_checkpoint
 from ucpformat.storage.stores.urls import local_path, name_of
 from ucpformat.update_log.documents import least_exact
 from ucpformat.update_log.durability import extent_of, require_on_branch
-from ucpformat.update_log.place import SUFFIX, epoch_key
+from ucpformat.update_log.place import LOG_NAME, SUFFIX, epoch_key
 from ucpformat.update_log.reading import StoredLog
 from ucpformat.update_log.residuals import residuals_step
 
@@ -42,7 +42,6 @@ __all__ = [
 
 _EPOCH_GONE: Final = "the document of epoch {} is gone, and what was logged in it counts"
 _ALLOW_LOSS: Final = "restore it from a copy; recover(allow_loss=True) goes on without"
-LOG_NAME: Final = "updates.ucplog"
 STATELESS: Final = "stateless"
 """The value of a checkpoint that names parameters whose optimizer states are none, though slots of zeros are there."""
 

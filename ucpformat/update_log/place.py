@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOG_KEY",
+    "LOG_NAME",
     "SUFFIX",
     "BatchKey",
     "LogKeys",
@@ -45,6 +46,8 @@ __all__ = [
 
 LOG_KEY: Final = "log.json"
 SUFFIX: Final = ".ucplog"
+LOG_NAME: Final = f"updates{SUFFIX}"
+"""The directory of the log of a run, in that of the run."""
 _NUMBER: Final = r"(0|[1-9][0-9]{0,15})"
 _EPOCH: Final = re.compile(rf"epochs/{_NUMBER}\.json")
 _BATCH: Final = re.compile(rf"batches/{_NUMBER}/{_NUMBER}/{_NUMBER}\.batch")
