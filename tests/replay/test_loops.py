@@ -336,3 +336,50 @@ def test_names_that_wrappers_give(tmp_path: Path) -> None:
         model._orig_mod.sum().backward()
         log.step()
     assert ucp.recover(tmp_path, model, optimizer).step == 1
+
+
+def test_a_parameter_that_another_optimizer_changes(tmp_path: Path) -> None:
+    """Its steps would be in no log, or be undone where two are recovered one after the other."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False))
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with ucp.UpdateLog(tmp_path, model, first) as log:
+        for step in range(2):
+            backward(model, first, step)
+            log.step()
+        second.step()
+        with pytest.raises(ucp.MismatchError, match=r"1\.weight.*one optimizer"):
+            log.step()
+
+
+@pytest.mark.parametrize("replica", [False, True])
+def test_a_parameter_without_elements(tmp_path: Path, replica: bool) -> None:
+    model: Any
+    model, optimizer = new()
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0, 4)))
+    optimizer.add_param_group({"params": [model.empty]})
+    options: Any = {"replica": ucp.Replica(linger=0.0)} if replica else {}
+    with ucp.UpdateLog(tmp_path, model, optimizer, **options) as log:
+        for step in range(3):
+            backward(model, optimizer, step)
+            model.empty.grad = torch.zeros(0, 4)
+            log.step()
+    weight = model.layer.weight.detach().clone()
+    assert ucp.recover(tmp_path, model, optimizer).step == 3
+    assert torch.equal(model.layer.weight, weight)
+
+
+def test_a_manager_that_keeps_others_in_the_run_of_a_log(tmp_path: Path) -> None:
+    """What the log goes on from stays, though newer checkpoints are kept that are of no log."""
+    model, optimizer = new()
+    with ucp.UpdateLog(tmp_path, model, optimizer, full_every=None) as log:
+        for step in range(3):
+            backward(model, optimizer, step)
+            log.step()
+        with ucp.CheckpointManager(tmp_path, keep_last=1) as manager:
+            for step in (50, 60):
+                manager.save(step, {"model": model, "optim": optimizer})
+    assert manager.steps() == [0, 60]
+    again = new()
+    assert ucp.recover(tmp_path, *again).step == 3
+    require_equal((model, optimizer), again)

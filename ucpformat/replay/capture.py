@@ -109,6 +109,13 @@ class Capture:
             raise error("UCP-E-MISMATCH", message)
         if any(one is not None for one in arguments[1:]) or options.get("closure") is not None:
             raise error("UCP-E-MISMATCH", "a step with a closure cannot be logged; call backward() yourself")
+        for name, other, version in self._state.others:
+            if other._version != version:
+                message = (
+                    "the optimizer does not have this parameter, and something has changed it: a log has what its "
+                    "optimizer changes alone; give all parameters to one optimizer, as groups of their own"
+                )
+                raise error("UCP-E-MISMATCH", message, at=name)
         draft = StepDraft()
         for number, one in enumerate(self._state.tensors):
             gradient = one.tensor.grad if one.role == "gradient" else None
@@ -118,7 +125,8 @@ class Capture:
                 # What the optimizer gets is what is logged: rows that occur twice are added once and for all.
                 gradient = one.tensor.grad = gradient.coalesce()
             if not one.pieces:
-                draft.elsewhere.append(number)
+                if 0 not in one.shape:
+                    draft.elsewhere.append(number)
                 continue
             local = local_of(gradient)
             places = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -75,10 +75,15 @@ class Tracked:
 
 @dataclass(eq=False, slots=True)
 class TrackedState:
-    """All that a log follows: parameters in the order of the optimizer's groups, buffers, then residuals."""
+    """All that a log follows: parameters in the order of the optimizer's groups, buffers, then residuals.
+
+    ``others`` are parameters that the optimizer does not have, by name, with the versions that they had: nothing
+    changes them while a log is open.
+    """
 
     tensors: list[Tracked]
     groups: list[list[int]]
+    others: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
 
 
 def local_of(tensor: Any) -> torch.Tensor:
@@ -125,7 +130,13 @@ def tracked_state(
     if residuals is not None:
         parameters = [one for one in tensors if one.role == "gradient"]
         tensors += [_residual(one, residuals, group) for one in parameters]
-    return TrackedState(tensors, groups)
+    mine = {id(one.tensor) for one in tensors}
+    others: list[tuple[str, torch.Tensor, int]] = [
+        (name, one, one._version)
+        for name, one in model.named_parameters()
+        if id(one) not in mine and not hasattr(one, "device_mesh") and not one.is_inference()
+    ]
+    return TrackedState(tensors, groups, others)
 
 
 def _residual(parameter: Tracked, residuals: dict[str, Any], group: Group) -> Tracked:
