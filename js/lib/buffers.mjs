@@ -2,7 +2,7 @@
  * Flat buffers of several tensors (SPEC section 12.1): where a slot lies, and that slots do not overlap.
  */
 
-import {UcpError} from './errors.mjs';
+import {refuseLayout} from './errors.mjs';
 import {isEqual} from './bytes.mjs';
 import {product} from './boxes.mjs';
 import {entryOf, keptAt} from './layout.mjs';
@@ -12,11 +12,6 @@ import {coordinatesOf, lookup} from './mesh.mjs';
 /** @typedef {import('./layout.mjs').Step} Step */
 /** @typedef {import('./layout.mjs').Place} Place */
 /** @typedef {{mesh: Mesh, buffer: string, steps: Step[], place: Place, shape: number[], at: string}} Tensor one in a buffer; `buffer` is equal for those of one */
-
-/** @type {(at: string, detail: string) => never} */
-const refuse = (at, detail) => {
-  throw new UcpError('UCP-E-LAYOUT', at, detail);
-};
 
 /** @param {Step[]} steps */
 const concatIn = (steps) => steps.findIndex(({kind}) => kind === 'concat');
@@ -37,24 +32,24 @@ const shardsOf = (steps) => steps.flatMap((step) => [step, ...(step.steps ?? [])
  */
 export function checkPlace(mesh, steps, place, at) {
   const concat = concatIn(steps);
-  if (concat < 0 && place) refuse(at, 'a place without a concat');
+  if (concat < 0 && place) refuseLayout(at, 'a place without a concat');
   if (concat < 0) return;
-  if (!place) refuse(at, 'a concat without a place');
+  if (!place) refuseLayout(at, 'a concat without a place');
   const {axes = [], offsets, totals} = place;
-  if (new Set(axes).size !== axes.length) refuse(at, 'an axis of a place is named twice');
+  if (new Set(axes).size !== axes.length) refuseLayout(at, 'an axis of a place is named twice');
   const found = axes.map((name) => mesh.axes.find((axis) => axis.name === name)
-    ?? refuse(at, `there is no axis ${name}`));
+    ?? refuseLayout(at, `there is no axis ${name}`));
   for (const {axis} of shardsOf(steps.slice(concat + 1))) {
-    if (axis !== undefined && axes.includes(axis)) refuse(at, `the buffer is split over ${axis}, an axis of the place`);
+    if (axis !== undefined && axes.includes(axis)) refuseLayout(at, `the buffer is split over ${axis}, an axis of the place`);
   }
   for (const {kind, axis} of steps) {
-    if (kind === 'partial' && axis !== undefined && axes.includes(axis)) refuse(at, `copies along ${axis} lie alike in the buffer`);
+    if (kind === 'partial' && axis !== undefined && axes.includes(axis)) refuseLayout(at, `copies along ${axis} lie alike in the buffer`);
   }
   for (const {name, by} of found) {
-    if (by !== undefined && !axes.includes(by)) refuse(at, `${name} stands without ${by}`);
+    if (by !== undefined && !axes.includes(by)) refuseLayout(at, `${name} stands without ${by}`);
   }
   const entries = product(found.map(({size, sizes}) => size ?? /** @type {number[]} */ (sizes).reduce((a, b) => Math.max(a, b))));
-  if (offsets.length !== entries || totals.length !== entries) refuse(at, `a place without ${entries} entries`);
+  if (offsets.length !== entries || totals.length !== entries) refuseLayout(at, `a place without ${entries} entries`);
 }
 
 /**

@@ -35,6 +35,14 @@ export class UcpError extends Error {
   }
 }
 
+/**
+ * Refuses a layout, its mesh or the place of a slot (SPEC section 12).
+ * @type {(at: string, detail: string) => never}
+ */
+export const refuseLayout = (at, detail) => {
+  throw new UcpError('UCP-E-LAYOUT', at, detail);
+};
+
 /** What is asked for is defined by the specification, and not implemented here. */
 export class Unsupported extends Error {
   /** @param {string} feature */

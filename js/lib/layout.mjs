@@ -6,7 +6,7 @@
  * after it, the one dimension of the flat tensor.
  */
 
-import {UcpError} from './errors.mjs';
+import {UcpError, refuseLayout} from './errors.mjs';
 import {product} from './boxes.mjs';
 import {
   coordinatesOf, countCoordinates, lookup, positionOf,
@@ -32,11 +32,6 @@ import {viewed} from './views.mjs';
 export const MAX_BLOCKS = 2 ** 20;
 /** Most ranges that a coordinate keeps (UCP-D-066). */
 export const MAX_RANGES = 2 ** 20;
-
-/** @type {(at: string, detail: string) => never} */
-const refuse = (at, detail) => {
-  throw new UcpError('UCP-E-LAYOUT', at, detail);
-};
 
 /** The kinds of steps that are implemented. */
 export const KINDS = new Set(['view', 'permute', 'shard', 'blocks', 'join', 'pad', 'flatten', 'only', 'concat', 'partial', 'scale',
@@ -77,10 +72,10 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
   /** @param {KnownStep | Step} step */
   const checkShard = (step) => {
     const axis = axes.get(step.axis ?? '');
-    if (!axis) refuse(at, `there is no axis ${step.axis}`);
-    if (step.sizes && axis.by !== undefined) refuse(at, `a shard over ${step.axis} has sizes`);
+    if (!axis) refuseLayout(at, `there is no axis ${step.axis}`);
+    if (step.sizes && axis.by !== undefined) refuseLayout(at, `a shard over ${step.axis} has sizes`);
     if (step.sizes && step.sizes.length !== axis.size) {
-      refuse(at, `sizes are not one per position of ${step.axis}`);
+      refuseLayout(at, `sizes are not one per position of ${step.axis}`);
     }
   };
   /**
@@ -90,46 +85,46 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
    */
   const checkOrder = (axis, earlier) => {
     for (const name of earlier) {
-      if (axes.get(name)?.by === axis) refuse(at, `the axis ${axis} is used after ${name}`);
+      if (axes.get(name)?.by === axis) refuseLayout(at, `the axis ${axis} is used after ${name}`);
     }
   };
   /** @param {string} axis */
   const use = (axis) => {
-    if (used.has(axis)) refuse(at, `the axis ${axis} is used twice`);
+    if (used.has(axis)) refuseLayout(at, `the axis ${axis} is used twice`);
     checkOrder(axis, used);
     used.add(axis);
   };
   const reductions = new Set(steps.filter(({kind}) => kind === 'partial').map(({reduce}) => reduce));
-  if (reductions.size > 1) refuse(at, 'two kinds of reductions');
-  if (steps.filter(({kind}) => kind === 'scale').length > 1) refuse(at, 'a second scale');
-  if (steps.length > 1 && steps.some(({kind}) => kind === 'local')) refuse(at, 'a local is not the only step');
+  if (reductions.size > 1) refuseLayout(at, 'two kinds of reductions');
+  if (steps.filter(({kind}) => kind === 'scale').length > 1) refuseLayout(at, 'a second scale');
+  if (steps.length > 1 && steps.some(({kind}) => kind === 'local')) refuseLayout(at, 'a local is not the only step');
   /** @type {Record<string, (step: KnownStep) => void>} */
   const handlers = {
     scale() {},
     local() {},
     partial(step) {
       const axis = axes.get(step.axis);
-      if (!axis) refuse(at, `there is no axis ${step.axis}`);
-      if (axis.size === undefined) refuse(at, `contributions along ${step.axis} are not equally many`);
+      if (!axis) refuseLayout(at, `there is no axis ${step.axis}`);
+      if (axis.size === undefined) refuseLayout(at, `contributions along ${step.axis} are not equally many`);
       use(step.axis);
     },
     view(step) {
       dims = step.shape.length;
     },
     permute({order}) {
-      if (dims !== Infinity && order.length !== dims) refuse(at, `an order of ${order.length} of ${dims} dimensions`);
+      if (dims !== Infinity && order.length !== dims) refuseLayout(at, `an order of ${order.length} of ${dims} dimensions`);
       dims = order.length;
       if (new Set(order).size !== dims || order.some((dim) => dim >= dims)) {
-        refuse(at, 'an order does not name every dimension once');
+        refuseLayout(at, 'an order does not name every dimension once');
       }
     },
     pad(step) {
-      if (open.has(step.dim)) refuse(at, `the blocks of dimension ${step.dim} have not ended`);
+      if (open.has(step.dim)) refuseLayout(at, `the blocks of dimension ${step.dim} have not ended`);
     },
     shard(step) {
       checkShard(step);
       const own = open.get(step.dim);
-      if (own?.all) refuse(at, `all blocks of dimension ${step.dim} have steps of their own`);
+      if (own?.all) refuseLayout(at, `all blocks of dimension ${step.dim} have steps of their own`);
       // UCP-D-046: what blocks used for themselves, the other blocks may use once.
       if (own?.axes.delete(step.axis)) {
         checkOrder(step.axis, used);
@@ -138,63 +133,63 @@ export function checkSteps(mesh, steps, at, ndim = Infinity) {
       use(step.axis);
     },
     blocks(step) {
-      if (open.has(step.dim)) refuse(at, `the blocks of dimension ${step.dim} have not ended`);
+      if (open.has(step.dim)) refuseLayout(at, `the blocks of dimension ${step.dim} have not ended`);
       const own = new Set();
       if ((step.count ?? 0) > MAX_BLOCKS) throw new UcpError('UCP-E-LIMIT', at, `more than ${MAX_BLOCKS} blocks`);
       if (step.steps && step.steps.length !== (step.count ?? step.sizes?.length)) {
-        refuse(at, 'steps are not one per block');
+        refuseLayout(at, 'steps are not one per block');
       }
       for (const shards of step.steps ?? []) {
         const seen = new Set();
         for (const shard of /** @type {KnownStep[]} */ (shards ?? [])) {
           checkShard(shard);
-          if (shard.dim !== step.dim) refuse(at, 'a step of a block is on another dimension');
-          if (seen.has(shard.axis)) refuse(at, `a block uses the axis ${shard.axis} twice`);
+          if (shard.dim !== step.dim) refuseLayout(at, 'a step of a block is on another dimension');
+          if (seen.has(shard.axis)) refuseLayout(at, `a block uses the axis ${shard.axis} twice`);
           checkOrder(shard.axis, [...used, ...seen]);
           seen.add(shard.axis);
           own.add(shard.axis);
         }
       }
       for (const axis of own) {
-        if (used.has(axis)) refuse(at, `the axis ${axis} is used twice`);
+        if (used.has(axis)) refuseLayout(at, `the axis ${axis} is used twice`);
       }
       own.forEach((axis) => used.add(axis)); // blocks stand beside each other, and not after
       const all = step.steps !== undefined && step.steps.every((shards) => shards !== null);
       open.set(step.dim, {axes: own, all});
     },
     join(step) {
-      if (!open.delete(step.dim)) refuse(at, `dimension ${step.dim} has no open blocks`);
+      if (!open.delete(step.dim)) refuseLayout(at, `dimension ${step.dim} has no open blocks`);
     },
     concat() {
-      if (!flat || open.size > 0) refuse(at, 'a concat that is not of a flat tensor without open blocks');
-      if (buffered) refuse(at, 'a second concat');
+      if (!flat || open.size > 0) refuseLayout(at, 'a concat that is not of a flat tensor without open blocks');
+      if (buffered) refuseLayout(at, 'a second concat');
       buffered = true;
     },
     flatten() {
-      if (flat) refuse(at, 'a second flatten');
+      if (flat) refuseLayout(at, 'a second flatten');
       flat = true;
       dims = 1;
       open.clear();
     },
     only(step) {
       const axis = axes.get(step.axis);
-      if (!axis) refuse(at, `there is no axis ${step.axis}`);
+      if (!axis) refuseLayout(at, `there is no axis ${step.axis}`);
       use(step.axis);
       const size = axis.size ?? /** @type {number[]} */ (axis.sizes).reduce((a, b) => Math.min(a, b));
       if (step.coordinates.some((position) => position >= size)) {
-        refuse(at, `a coordinate lies outside the axis ${step.axis}`);
+        refuseLayout(at, `a coordinate lies outside the axis ${step.axis}`);
       }
       if (step.coordinates.some((position, i) => i > 0 && position <= step.coordinates[i - 1])) {
-        refuse(at, 'coordinates are not ascending');
+        refuseLayout(at, 'coordinates are not ascending');
       }
     },
   };
   let began = false;
   for (const step of steps) {
     if (step.kind === 'view' || step.kind === 'permute') {
-      if (began) refuse(at, `${step.kind} comes behind another step`);
+      if (began) refuseLayout(at, `${step.kind} comes behind another step`);
     } else if (!['only', 'partial', 'scale'].includes(step.kind)) began = true;
-    if (step.dim !== undefined && step.dim >= dims) refuse(at, `there is no dimension ${step.dim}`);
+    if (step.dim !== undefined && step.dim >= dims) refuseLayout(at, `there is no dimension ${step.dim}`);
     handlers[step.kind](/** @type {KnownStep} */ (step));
   }
 }
@@ -224,8 +219,8 @@ export function entryOf(mesh, {axes = [], offsets, totals}) {
  */
 export function checkDtype(steps, dtype, at) {
   for (const {kind, reduce} of steps) {
-    if (kind === 'partial' && !canReduce(dtype.name, reduce)) refuse(at, `a ${reduce} of ${dtype.name}`);
-    if (kind === 'scale' && !canScale(dtype.name)) refuse(at, `a factor of ${dtype.name}`);
+    if (kind === 'partial' && !canReduce(dtype.name, reduce)) refuseLayout(at, `a ${reduce} of ${dtype.name}`);
+    if (kind === 'scale' && !canScale(dtype.name)) refuseLayout(at, `a factor of ${dtype.name}`);
   }
 }
 
@@ -334,7 +329,7 @@ const fits = (step) => !step.sizes && step.rule !== 'even'
 export function checkFit(mesh, steps, shape, at, place = null) {
   if (steps.every(fits)) return;
   if (steps[0].kind === 'local') {
-    if (shape[0] !== countCoordinates(mesh)) refuse(at, `[${shape}] has not one entry for each coordinate`);
+    if (shape[0] !== countCoordinates(mesh)) refuseLayout(at, `[${shape}] has not one entry for each coordinate`);
     return;
   }
   const {extents: begun} = viewed(shape, steps, at);

@@ -2,7 +2,7 @@
  * Meshes (SPEC section 12): axes, coordinates, and which meshes are well formed.
  */
 
-import {UcpError} from './errors.mjs';
+import {UcpError, refuseLayout} from './errors.mjs';
 import {product} from './boxes.mjs';
 
 /** @typedef {{name: string, size: number, by?: undefined, sizes?: undefined}} EvenAxis */
@@ -12,11 +12,6 @@ import {product} from './boxes.mjs';
 
 /** Most coordinates of a mesh (UCP-D-041). */
 export const MAX_COORDINATES = 2 ** 20;
-
-/** @type {(at: string, detail: string) => never} */
-const refuse = (at, detail) => {
-  throw new UcpError('UCP-E-LAYOUT', at, detail);
-};
 
 /**
  * The size of an axis at a coordinate, of which the positions before the axis are enough.
@@ -51,13 +46,13 @@ export function countCoordinates({axes}) {
  */
 export function checkMesh(mesh, at) {
   const names = mesh.axes.map((axis) => axis.name);
-  if (names.includes('')) refuse(at, 'an axis has an empty name');
-  if (new Set(names).size !== names.length) refuse(at, 'two axes have the same name');
+  if (names.includes('')) refuseLayout(at, 'an axis has an empty name');
+  if (new Set(names).size !== names.length) refuseLayout(at, 'two axes have the same name');
   mesh.axes.forEach(({by, sizes}, i) => {
     if (by === undefined) return;
     const earlier = mesh.axes.slice(0, i).find(({name}) => name === by);
-    if (earlier?.size === undefined) refuse(at, `${by} is no earlier axis with a size`);
-    if (sizes.length !== earlier.size) refuse(at, `sizes are not one per position of ${by}`);
+    if (earlier?.size === undefined) refuseLayout(at, `${by} is no earlier axis with a size`);
+    if (sizes.length !== earlier.size) refuseLayout(at, `sizes are not one per position of ${by}`);
   });
   const coordinates = countCoordinates(mesh);
   if (coordinates > MAX_COORDINATES) {
@@ -65,7 +60,7 @@ export function checkMesh(mesh, at) {
   }
   if (mesh.ranks && (mesh.ranks.length !== coordinates
       || new Set(mesh.ranks).size !== coordinates)) {
-    refuse(at, `ranks are not ${coordinates} distinct integers`);
+    refuseLayout(at, `ranks are not ${coordinates} distinct integers`);
   }
 }
 

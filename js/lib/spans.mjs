@@ -2,7 +2,7 @@
  * What the steps of a layout keep of one dimension (SPEC section 12), as spans of its indices.
  */
 
-import {UcpError} from './errors.mjs';
+import {UcpError, refuseLayout} from './errors.mjs';
 import {ceilDiv, floorDiv} from './grid.mjs';
 
 /** @typedef {import('./layout.mjs').KnownStep} Step */
@@ -11,11 +11,6 @@ import {ceilDiv, floorDiv} from './grid.mjs';
  * @typedef {[start: number, stop: number, padding?: boolean]} Span
  */
 /** @typedef {{spans: Span[], own: boolean}} Block */
-
-/** @type {(at: string, detail: string) => never} */
-const refuse = (at, detail) => {
-  throw new UcpError('UCP-E-LAYOUT', at, detail);
-};
 
 /**
  * The i-th part of `extent` elements that a shard step cuts, as [start, stop).
@@ -29,7 +24,7 @@ const refuse = (at, detail) => {
 function partOf(step, size, i, extent, at) {
   if (step.sizes) {
     if (step.sizes.reduce((a, b) => a + b, 0) !== extent) {
-      refuse(at, `sizes of a shard do not sum to ${extent}`);
+      refuseLayout(at, `sizes of a shard do not sum to ${extent}`);
     }
     const start = step.sizes.slice(0, i).reduce((a, b) => a + b, 0);
     return [start, start + step.sizes[i]];
@@ -40,7 +35,7 @@ function partOf(step, size, i, extent, at) {
   }
   const base = floorDiv(extent, size);
   const extra = extent % size;
-  if (step.rule === 'even' && extra !== 0) refuse(at, `${extent} is not divisible by ${size}`);
+  if (step.rule === 'even' && extra !== 0) refuseLayout(at, `${extent} is not divisible by ${size}`);
   const start = i * base + Math.min(i, extra);
   return [start, start + base + (i < extra ? 1 : 0)];
 }
@@ -105,7 +100,7 @@ function cut(spans, sizes) {
 function blockSizes(step, extent, at) {
   if (step.sizes) {
     const total = step.sizes.reduce((a, b) => a + b, 0);
-    if (total !== extent) refuse(at, `sizes of blocks do not sum to ${extent}`);
+    if (total !== extent) refuseLayout(at, `sizes of blocks do not sum to ${extent}`);
     return step.sizes;
   }
   const count = /** @type {number} */ (step.count);
@@ -140,7 +135,7 @@ export function merge(spans) {
 function pad(spans, step, at) {
   const extent = extentOf(spans);
   const longer = step.to ?? ceilDiv(extent, step.multiple) * step.multiple;
-  if (longer < extent) refuse(at, `an extent of ${extent} is padded to ${longer}`);
+  if (longer < extent) refuseLayout(at, `an extent of ${extent} is padded to ${longer}`);
   if (longer > Number.MAX_SAFE_INTEGER) throw new UcpError('UCP-E-LIMIT', at, 'a padded extent is too long');
   return longer === extent ? spans : [...spans, [0, longer - extent, true]];
 }
@@ -154,7 +149,7 @@ function pad(spans, step, at) {
  */
 function surround(spans, [offset, total], at) {
   const behind = total - offset - extentOf(spans);
-  if (behind < 0) refuse(at, `a buffer of ${total} ends within the tensor at ${offset}`);
+  if (behind < 0) refuseLayout(at, `a buffer of ${total} ends within the tensor at ${offset}`);
   /** @type {Span[]} */
   const all = [[0, offset, true], ...spans, [0, behind, true]];
   return all.filter(([start, stop]) => start < stop);

@@ -5,7 +5,7 @@
  * element: it is the sum of their values times their weights.
  */
 
-import {UcpError} from './errors.mjs';
+import {refuseLayout} from './errors.mjs';
 import {product, stridesOf} from './boxes.mjs';
 import {floorDiv} from './grid.mjs';
 
@@ -19,11 +19,6 @@ import {floorDiv} from './grid.mjs';
  * @property {number[][] | null} dims per dimension of the local tensor the dimensions of the view
  *   that write its index, first the one that counts most; null where they are the same dimensions
  */
-
-/** @type {(at: string, detail: string) => never} */
-const refuse = (at, detail) => {
-  throw new UcpError('UCP-E-LAYOUT', at, detail);
-};
 
 /**
  * Digits of all dimensions in order, with neighbours joined that are one digit.
@@ -51,7 +46,7 @@ function taken(list, shape, at) {
     /** @type {Digit[]} */
     const digits = [];
     for (let lacking = extent; lacking > 1;) {
-      if (list.length === 0) return refuse(at, `[${shape}] has more elements than the tensor`);
+      if (list.length === 0) return refuseLayout(at, `[${shape}] has more elements than the tensor`);
       const [radix, weight] = list[0];
       if (lacking % radix === 0) {
         digits.push([radix, weight]);
@@ -61,7 +56,7 @@ function taken(list, shape, at) {
         digits.push([lacking, weight * (radix / lacking)]);
         list[0] = [radix / lacking, weight];
         lacking = 1;
-      } else return refuse(at, `[${shape}] does not fit the order of the elements`);
+      } else return refuseLayout(at, `[${shape}] does not fit the order of the elements`);
     }
     return digits;
   });
@@ -109,7 +104,7 @@ export function viewed(shape, steps, at) {
       extents = order.map((dim) => extents[dim]);
     } else {
       if (wanted.includes(0) !== empty || (!empty && product(wanted) !== product(shape))) {
-        refuse(at, `[${wanted}] has another number of elements than [${shape}]`);
+        refuseLayout(at, `[${wanted}] has another number of elements than [${shape}]`);
       }
       dims = empty ? wanted.map(() => []) : taken(joined(dims), wanted, at);
       extents = wanted;
