@@ -31,6 +31,7 @@ from s3fs import S3FileSystem
 import ucpformat as ucp
 from benchmarks.s3_server import BUCKET, S3Server, served
 from tests.campaigns.faults.state import state
+from tests.campaigns.proxy.logs import LOGS
 from tests.campaigns.proxy.proxy import KINDS, Fault, Proxy, Request
 from tests.campaigns.proxy.scenarios import PART_BYTES, SCENARIOS, Place, Scenario
 from ucpformat.errors import UcpError
@@ -123,7 +124,7 @@ class Campaign:
 
     def runs(self) -> Iterator[Run]:
         """Every fault of every request of every scenario, as a run without any shows them; once and for ever."""
-        for scenario in SCENARIOS:
+        for scenario in (*SCENARIOS, *LOGS):
             for request in self.requests(scenario):
                 for kind in KINDS:
                     if request.can_meet(kind):
@@ -208,6 +209,8 @@ class Campaign:
                     say(f"{name} is gutted: {harm}")
             for name, number in (scenario.makes or {}).items():
                 self._judge_made(place, name, number, problem, say)
+            if scenario.judge is not None and (wrong := scenario.judge(place, problem)) is not None:
+                say(wrong)
         if scenario.local is not None and problem is None:
             harm = _harm(str(place.local / scenario.local), 1)
             if harm is not None:

@@ -44,7 +44,8 @@ class Scenario:
 
     ``prepare`` makes what is there before, without faults; ``run`` is what may fail, and returns when it has succeeded.
     ``makes`` are the checkpoints below the URL that are there afterwards if it has, ``keeps`` those that are never
-    harmed, each with the number of its state; ``local`` is one that it makes in the local directory.
+    harmed, each with the number of its state; ``local`` is one that it makes in the local directory. ``judge`` says
+    what is wrong afterwards, where there is more than checkpoints; it is given what the operation has raised.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Scenario:
     makes: dict[str, int] | None = None
     keeps: dict[str, int] | None = None
     local: str | None = None
+    judge: Callable[[Place, BaseException | None], str | None] | None = None
 
 
 STEPS: Final = ("step-1.ucp", "step-2.ucp")
