@@ -162,7 +162,8 @@ def main(directory: str, given: str) -> None:
     note_replicas(notes / f"replica-{rank}", plan.after.get(str(rank), []))
     told = os.open(notes / f"steps-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.pwrite(told, b"%4d %4d" % (recovery.step, recovery.checkpoint_step or 0), 0)
-    if rank == plan.victim:
+    is_replaced = bool(plan.at_steps or plan.after)
+    if rank == plan.victim and is_replaced:
         die_at(plan.point, (*TRAINER_CALLS, *REPLACING))
     try:
         with (
@@ -180,6 +181,8 @@ def main(directory: str, given: str) -> None:
             ) as log,
         ):
             warnings.simplefilter("always")
+            if rank == plan.victim and not is_replaced:
+                die_at(plan.point, TRAINER_CALLS)  # Where replicas are begun, none could go on.
 
             def step() -> None:
                 os.pwrite(told, b"%4d %4d" % (log.steps, log.durable_step), 0)

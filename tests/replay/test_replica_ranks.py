@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("distributed")]
 def test_ranks_of_every_kind_go_on_from_memory(tmp_path: Path) -> None:
     job = RanksJob(tmp_path, "fsdp-tp", 4)
     try:
-        job.start(victim=3, point=80)
+        job.start(victim=3, point=60)
         found = job.start()
         assert (found["from_replica"], found["faults"]) == (True, [])
         assert 0 < found["step"] == found["checkpoint_step"] < STEPS
