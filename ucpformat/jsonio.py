@@ -144,6 +144,8 @@ def pointer(at: str, *parts: str | int) -> str:
 
 def equal(a: JsonValue, b: JsonValue) -> bool:
     """Return whether two values are the same JSON: ``1``, ``1.0`` and ``True`` differ, member order is ignored."""
+    if a is b:
+        return True
     if type(a) is not type(b):
         return False
     if isinstance(a, dict) and isinstance(b, dict):

@@ -113,7 +113,12 @@ def _local(tensor: Any) -> Any:
 
 
 def _is_dense(tensor: Any) -> bool:
-    return bool(tensor.layout == sys.modules["torch"].strided) and tensor.device.type != "meta"
+    return not tensor.is_meta and bool(tensor.layout == sys.modules["torch"].strided)
+
+
+def _is_tracked(tensor: Any) -> bool:
+    """Return whether torch counts the versions of a tensor: not of numpy's arrays, and of none in inference mode."""
+    return not (isinstance(tensor, np.ndarray) or tensor.is_inference())
 
 
 class TrainingFences:
@@ -139,7 +144,9 @@ class TrainingFences:
         """
         if self._mutators is None:
             free = {name: one for name, one in held.items() if same_memory(one.local) not in self._buffers}
-            guarded = [name for name, one in free.items() if self._guard(name, [one.local], 0)]
+            guarded = [
+                name for name, one in free.items() if self._are_guarded(name, [(0, one.local)], one.local)
+            ]
             return dict.fromkeys(guarded, frozenset({0}))
         tensors: dict[object, list[tuple[int, Any]]] = {}
         empty = set()
@@ -153,11 +160,14 @@ class TrainingFences:
             if not size:
                 empty.add(number)  # a rank may have nothing of what others train
         found: dict[SlotName, frozenset[int]] = {}
+        alone = [frozenset({number}) for number in range(len(self._mutators))]
         for name, one in held.items():
             memory = same_memory(one.local)
-            owners = tensors.get(memory, [])
-            if owners and all(self._guard(name, [tensor, one.local], number) for number, tensor in owners):
-                found[name] = self._by_memory[memory] = frozenset([number for number, _ in owners])
+            owners = tensors.get(memory)
+            if owners is None or not self._are_guarded(name, owners, one.local):
+                continue
+            numbers = alone[owners[0][0]] if len(owners) == 1 else frozenset(number for number, _ in owners)
+            found[name] = self._by_memory[memory] = numbers
         unused = {*self._numbers.values()} - empty - frozenset[int]().union(*found.values())
         if unused:
             kind = type(self._mutators[min(unused)]).__name__
@@ -167,12 +177,18 @@ class TrainingFences:
             raise error("UCP-E-MISMATCH", message, at="fence")
         return found
 
-    def _guard(self, name: SlotName, tensors: list[Any], number: int) -> bool:
-        """Note versions of a slot's tensors; whether there are any: numpy and inference mode count none."""
-        for one in tensors:
-            if isinstance(one, np.ndarray) or one.is_inference():
+    def _are_guarded(self, name: SlotName, owners: list[tuple[int, Any]], local: Any) -> bool:
+        """Note versions of a slot's tensors, by their fences; return whether all have some."""
+        if not _is_tracked(local):
+            return False
+        for _, tensor in owners:
+            if tensor is not local and not _is_tracked(tensor):
                 return False
-        self._guards.setdefault(number, []).extend([(name, one, one._version) for one in tensors])
+        for number, tensor in owners:
+            guards = self._guards.setdefault(number, [])
+            guards.append((name, tensor, tensor._version))
+            if tensor is not local:
+                guards.append((name, local, local._version))
         return True
 
     def arm(self, wait: Callable[[int], None]) -> None:

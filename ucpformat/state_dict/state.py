@@ -14,7 +14,7 @@ from ucpformat.model.values import encode
 from ucpformat.state_dict.changed_rows import changed_rows
 from ucpformat.state_dict.keys.names import Assignment, recognise
 from ucpformat.state_dict.keys.origins import alias_annotations, key_path, slot_annotations, state_document
-from ucpformat.state_dict.keys.paths import NumberKey, StatePath, dotted, flatten
+from ucpformat.state_dict.keys.paths import NumberKey, StatePath, dotted, named_leaves
 from ucpformat.state_dict.objects import extend
 from ucpformat.state_dict.per_rank import PerRank, encoded_own
 from ucpformat.state_dict.tensor_parts import LiveTensor, taken_apart
@@ -74,8 +74,7 @@ def live_state(
         UcpError: ``UCP-E-OBJECT``, ``UCP-E-DTYPE``, ``UCP-E-MISMATCH`` or ``UCP-E-NAME``, naming the entry.
     """
     require_compression(compressor)
-    leaves = flatten(state, is_tensor)
-    names = {dotted(leaf): leaf for leaf in leaves}
+    names, leaves = named_leaves(state, is_tensor)
     declared = dict(layouts or {})
     tensors: dict[str, StatePath] = {}
     live: dict[str, LiveTensor] = {}

@@ -49,6 +49,8 @@ def encode(obj: object, *, at: str, extend: Extend | None = None) -> JsonValue:
     Raises UCP-E-OBJECT, with the place and the type: an object of an unknown type, one that contains itself,
     nesting beyond 56 levels, an integer of more than 4096 digits, a lone surrogate, equal NaNs in a set.
     """
+    if obj is None or obj is True or obj is False:  # as most options of optimizers are
+        return obj
     return _Encoder(at, extend).value(obj, 0)
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "build",
     "dotted",
     "flatten",
+    "named_leaves",
     "path_from_json",
     "path_to_json",
     "replace",
@@ -53,7 +54,14 @@ def dotted(path: StatePath) -> str:
 
 
 def flatten(state: Mapping[Any, Any], is_tensor: Callable[[object], bool]) -> dict[StatePath, object]:
-    """Return leaves by path.
+    """Return leaves by path; raises as `named_leaves`."""
+    return named_leaves(state, is_tensor)[1]
+
+
+def named_leaves(
+    state: Mapping[Any, Any], is_tensor: Callable[[object], bool]
+) -> tuple[dict[str, StatePath], dict[StatePath, object]]:
+    """Return the paths of leaves by dotted name, and leaves by path.
 
     Raises:
         ImportRefusedError: ``UCP-E-OBJECT`` for a key that is neither a string nor an integer, or for a state
@@ -67,7 +75,7 @@ def flatten(state: Mapping[Any, Any], is_tensor: Callable[[object], bool]) -> di
         other = names.setdefault(dotted(path), path)
         if other != path:
             raise error("UCP-E-NAME", f"two entries of the state have the name {dotted(path)!r}; rename one")
-    return leaves
+    return names, leaves
 
 
 def _enter(

@@ -136,7 +136,7 @@ def same_memory(tensor: Any) -> tuple[object, ...] | None:
             return None
         return (tensor.__array_interface__["data"][0], tensor.dtype, tensor.shape, tensor.strides)
     storage = tensor.untyped_storage()._cdata
-    return (storage, tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def to_torch(array: NDArray[np.generic], name: str) -> Any:
