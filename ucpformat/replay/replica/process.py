@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import selectors
 import signal
 import socket
@@ -29,6 +30,7 @@ from ucpformat.replay.replica.wire import (
     receive_document,
     send,
     send_document,
+    told_of,
 )
 from ucpformat.update_log.documents import Epoch
 from ucpformat.update_log.place import LogPlace, epoch_key
@@ -53,6 +55,7 @@ _SHARE: Final = 10
 """With ``full_every="auto"``, so many times as long as the last save took pass from one to the next."""
 _STEPS_OF_SEVERAL: Final = 100
 """With ``full_every="auto"``, the steps from one save to the next where several ranks have to save the same one."""
+_AND_OTHERS: Final = Message(b"L", text="the replica of another rank is gone")
 
 
 def main(channel: int, stream: int, memory: int, trainer: int, *inherited: int) -> None:
@@ -88,16 +91,7 @@ def main(channel: int, stream: int, memory: int, trainer: int, *inherited: int) 
             if isinstance(problem, UcpError) and company.is_broken_by(problem):
                 broken()
             with suppress(OSError):
-                send(talk, Message(b"D", text=_told(problem)))
-
-
-_AND_OTHERS: Final = Message(b"L", text="the replica of another rank is gone")
-
-
-def _told(problem: BaseException) -> str:
-    if isinstance(problem, UcpError):
-        return f"{problem.code} {problem.message}{problem.where}"
-    return f"UCP-E-RANK {type(problem).__name__}: {problem}"
+                send(talk, Message(b"D", text=told_of(problem)))
 
 
 class Process:
@@ -188,7 +182,7 @@ class Process:
         """Return what to say where this ends with the replica of another rank."""
         with suppress(Exception):
             if self._is_fenced():
-                return Message(b"D", text=_told(self._fenced()))
+                return Message(b"D", text=told_of(self._fenced()))
         return _AND_OTHERS
 
     def _is_late(self) -> bool:
@@ -331,7 +325,7 @@ class Process:
         if self._company.is_broken_by(problem) and not self.is_for_recovery:
             raise problem
         self._saved = -1  # What is not on the disk is to be saved again.
-        self._tell(Message(b"X", text=_told(problem)))
+        self._tell(Message(b"X", text=told_of(problem)))
 
     def _prune(self) -> None:
         """Remove what earlier epochs have logged on the disk, and no recovery needs any more."""
@@ -375,7 +369,7 @@ class Process:
             with suppress(OSError):
                 said = {**self._held.name, "company": self._number, "span": list(self._held.span)}
                 send_document(stream, said)
-                asked: Any = receive_document(stream)  # Whoever only looks goes here.
+                asked = self._asked(stream)  # Whoever only looks goes here.
                 self._lingers_from = time.monotonic()
                 self._served += 1
                 self._come_to(asked["step"])
@@ -385,6 +379,13 @@ class Process:
                 self._await_save()
                 send_document(stream, {"is_saved": self._saved == self._held.step})
 
+    def _asked(self, stream: socket.socket) -> Any:
+        """Receive what is asked for. Who asks waits for other ranks, whose replicas may wait for this one to save."""
+        limit = time.monotonic() + PATIENCE
+        while self._awaited and time.monotonic() < limit and not select.select([stream], [], [], _MEET)[0]:
+            self._meet()
+        return receive_document(stream)
+
     def _all_come(self, name: str) -> bool:
         """Return whether the replicas of all ranks say that they have been asked for a step; waits for them."""
         if self._company.ranks == 1:
@@ -392,6 +393,7 @@ class Process:
         self._company.tell(name, self._held.span)
         limit = time.monotonic() + _GRACE
         while time.monotonic() < limit:
+            self._meet()  # What was told before goes first, on all ranks.
             if self._company.told(name) is not None:
                 return True
             time.sleep(_MEET)

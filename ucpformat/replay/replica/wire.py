@@ -30,6 +30,7 @@ __all__ = [
     "receive_into",
     "send",
     "send_document",
+    "told_of",
 ]
 
 PATIENCE: Final = 300.0
@@ -163,3 +164,10 @@ def is_own(stream: socket.socket) -> bool:
     found = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", found)
     return bool(user == os.geteuid())
+
+
+def told_of(problem: BaseException) -> str:
+    """Return the text of a message that tells of a problem."""
+    if isinstance(problem, UcpError):
+        return f"{problem.code} {problem.message}{problem.where}"
+    return f"UCP-E-RANK {type(problem).__name__}: {problem}"
