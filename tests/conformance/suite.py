@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFORMANCE = ROOT / "conformance"
 REFERENCE = f"{sys.executable} {CONFORMANCE / 'drivers' / 'python' / 'driver.py'}"
 TEMPLATE = f"{sys.executable} {CONFORMANCE / 'drivers' / 'template' / 'driver.py'}"
+NODE = f"node {CONFORMANCE / 'drivers' / 'node' / 'driver.mjs'}"
 ORACLE = f"{sys.executable} {CONFORMANCE / 'mutants' / 'oracle_driver.py'}"
 
 # Runs the suite where importing the reference implementation fails.
@@ -21,6 +22,10 @@ sys.path.insert(0, sys.argv.pop(1))
 from ucp_conformance.cli import main
 main()
 """
+
+
+def ignore(_: object) -> None:
+    """Nobody listens to results."""
 
 
 def mutant(name: str) -> str:

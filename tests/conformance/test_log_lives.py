@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,27 +15,13 @@ from ucp_conformance.log_sequences import REQUIREMENTS
 from ucp_conformance.resources import protocol_validator
 from ucp_conformance.results import BAD, Result, badge, classes
 
-from tests.conformance.suite import CONFORMANCE, ORACLE, REFERENCE, ROOT, ucp_conformance
+from tests.conformance.suite import CONFORMANCE, NODE, ORACLE, REFERENCE, ROOT, ignore, ucp_conformance
 from tests.spec.document import requirements
 
 sys.path.append(str(CONFORMANCE / "mutants"))
 from defects import load, planted
 
-NODE = f"node {CONFORMANCE / 'drivers' / 'node' / 'driver.mjs'}"
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node here")
-
-
-@pytest.fixture
-def connect() -> Iterator[list[Connection]]:
-    """Connections that are killed at the end."""
-    made: list[Connection] = []
-    yield made
-    for connection in made:
-        connection.kill()
-
-
-def ignore(_: Result) -> None:
-    """Nobody listens."""
 
 
 def test_each_implementation_goes_on_from_the_other(connect: list[Connection]) -> None:

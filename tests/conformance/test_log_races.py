@@ -6,17 +6,15 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from ucp_conformance.connection import Connection
 from ucp_conformance.log_races import REQUIREMENTS, run_races
-from ucp_conformance.results import Result
 from ucp_conformance.workplace import snapshot
 
-from tests.conformance.suite import CONFORMANCE, REFERENCE, ROOT
+from tests.conformance.suite import CONFORMANCE, NODE, REFERENCE, ROOT, ignore
 from tests.spec.document import requirements
 from tests.update_log.logs import LogMaker
 from ucpformat.update_log.documents import LoggedTensor, LogPiece
@@ -27,7 +25,6 @@ from ucpformat.update_log.validation import log_problems
 sys.path.append(str(CONFORMANCE / "mutants"))
 from defects import load, planted
 
-NODE = f"node {CONFORMANCE / 'drivers' / 'node' / 'driver.mjs'}"
 pytestmark = [
     pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node here"),
     pytest.mark.distributed,
@@ -85,19 +82,6 @@ for await (const line of createInterface({{input: process.stdin}})) {{
 """,
     ],
 }
-
-
-def ignore(_: Result) -> None:
-    """Nobody listens."""
-
-
-@pytest.fixture
-def connect() -> Iterator[list[Connection]]:
-    """Connections that are killed at the end."""
-    made: list[Connection] = []
-    yield made
-    for connection in made:
-        connection.kill()
 
 
 def test_one_of_two_begins_an_epoch(connect: list[Connection]) -> None:

@@ -16,19 +16,14 @@ from ucp_conformance.log_model import LogModel
 from ucp_conformance.log_plans import FIRST_LIVES, log_plans
 from ucp_conformance.log_shrinking import _smaller, shrunk
 from ucp_conformance.oracle.update_logs import _epoch_faults
-from ucp_conformance.results import Result
 
-from tests.conformance.suite import CONFORMANCE
+from tests.conformance.suite import CONFORMANCE, ignore
 
 sys.path.append(str(CONFORMANCE / "mutants"))
 from defects import load, planted
 
 Plan = dict[str, Any]
 ID = "0" * 32
-
-
-def ignore(_: Result) -> None:
-    """Nobody listens."""
 
 
 def require_sound(plan: Plan) -> None:

@@ -9,19 +9,14 @@ from pathlib import Path
 import pytest
 from ucp_conformance.connection import Connection
 from ucp_conformance.explain import explained
-from ucp_conformance.results import Result
 from ucp_conformance.static import run_static
 
-from tests.conformance.suite import CONFORMANCE, ORACLE
+from tests.conformance.suite import CONFORMANCE, ORACLE, ignore
 
 sys.path.append(str(CONFORMANCE / "mutants"))
 from defects import load, planted
 
 GOOD, BAD = "good/log-writes", "bad/log-writes"
-
-
-def ignore(_: Result) -> None:
-    """Nobody listens."""
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node here")

@@ -14,13 +14,9 @@ from ucp_conformance.results import BAD, Result
 from ucp_conformance.stateful import run_stateful
 from ucp_conformance.static import run_static
 
-from tests.conformance.suite import CONFORMANCE, ORACLE, mutant
+from tests.conformance.suite import CONFORMANCE, ORACLE, ignore, mutant
 
 Run = Callable[[Connection], Iterator[Result]]
-
-
-def ignore(_: Result) -> None:
-    """Nobody listens."""
 
 
 def static(only: str) -> Run:

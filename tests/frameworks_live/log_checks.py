@@ -17,7 +17,7 @@ import torch
 from click.testing import CliRunner
 
 import ucpformat as ucp
-from tests.replay.jobs import Job, trained
+from tests.replay.jobs import Job, resumed, trained
 from ucpformat.cli import main as cli
 from ucpformat.errors import UcpError
 from ucpformat.storage.stores.remote.conditional_put import ConditionalPuts
@@ -35,13 +35,8 @@ __all__ = [
 
 def logged(run: str, begin: int, stop: int, **options: Any) -> tuple[Job, ucp.Recovery]:
     """Recover a new job, which goes on up to a step."""
-    job = Job()
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    recovery = ucp.recover(run, job.model, job.optimizer, state=job.objects)
+    job, recovery = resumed(run)
     assert (recovery.step, recovery.exactness, recovery.faults) == (begin, "bitwise", ())
-    if begin == 0:
-        torch.set_rng_state(state)
     with ucp.UpdateLog(
         run, job.model, job.optimizer, state=job.objects, after=recovery, batch=1, check_every=1, **options
     ) as log:

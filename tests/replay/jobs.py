@@ -130,7 +130,7 @@ class NoLog:
             scaler.step(self._job.optimizer)
 
 
-def recovered(run: Path, name: str = "AdamW", **options: object) -> tuple[Job, ucp.Recovery]:
+def recovered(run: str | Path, name: str = "AdamW", **options: object) -> tuple[Job, ucp.Recovery]:
     """Recover a new job from the log of a run."""
     job = Job(name)
     found = ucp.recover(run, job.model, job.optimizer, state=job.objects, **options)  # type: ignore[arg-type]
@@ -153,3 +153,13 @@ def logged(run: Path, steps: int, name: str = "AdamW", **options: object) -> Job
     with ucp.UpdateLog(run, job.model, job.optimizer, state=job.objects, **options) as log:  # type: ignore[arg-type]
         job.train(log, 0, steps)
     return job
+
+
+def resumed(run: str | Path) -> tuple[Job, ucp.Recovery]:
+    """A job that has recovered a run, or begins it with the random numbers that all jobs begin with."""
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    job, recovery = recovered(run)
+    if recovery.step == 0:
+        torch.set_rng_state(state)
+    return job, recovery

@@ -21,9 +21,8 @@ import aiohttp
 import fsspec
 import torch
 
-import ucpformat as ucp
-from tests.replay.jobs import STEPS, Job
-from tests.replay.killed_worker import KILLED, reached
+from tests.replay.jobs import STEPS, recovered, trained
+from tests.replay.killed_worker import KILLED, begin
 from ucpformat.errors import UcpError
 
 REFUSED = 3
@@ -48,39 +47,13 @@ def die_around(point: int) -> None:
     aiohttp.ClientSession._request = request  # type: ignore[method-assign]
 
 
-def begin(run: str, acknowledged: Path, point: int, *, is_alone: bool) -> None:
-    """Recover, look, and go on until the end, or the request that kills."""
-    die_around(point)
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    job = Job()
-    recovery = ucp.recover(run, job.model, job.optimizer, state=job.objects)
-    if recovery.step == 0:
-        torch.set_rng_state(state)
-    told = int(acknowledged.read_text() or 0) if acknowledged.exists() else 0
-    assert told <= recovery.step or not is_alone, (told, recovery)
-    assert recovery.exactness == "bitwise"
-    job.require_equal(reached(recovery.step))
-    descriptor = os.open(acknowledged, os.O_WRONLY | os.O_CREAT)
-
-    class Telling:
-        """Writes down what is durable after each step."""
-
-        def step(self, scaler: object) -> None:
-            log.step(scaler)
-            os.pwrite(descriptor, str(log.durable_step).encode(), 0)
-
-    options: dict[str, Any] = {"batch": 1, "full_every": 5, "check_every": 3}
-    with ucp.UpdateLog(run, job.model, job.optimizer, state=job.objects, after=recovery, **options) as log:
-        job.train(Telling(), recovery.step, STEPS)
-
-
 def started(run: str, acknowledged: Path, point: int, *, is_alone: bool) -> int:
     """Start a job; returns its process."""
     child = os.fork()
     if child == 0:
         try:
-            begin(run, acknowledged, point, is_alone=is_alone)
+            die_around(point)
+            begin(run, acknowledged, is_alone=is_alone)
         except UcpError as refusal:
             if is_alone or refusal.code not in ("UCP-E-FENCED", "UCP-E-EXISTS"):
                 traceback.print_exc()
@@ -115,18 +88,17 @@ def main(base: str, directory: str, first: str, stop: str, at_once: str = "1") -
                 break
         else:
             raise AssertionError(f"run {number} has not ended")
-        assert recovered(run) == STEPS, f"run {number}"
+        assert recovered_step(run) == STEPS, f"run {number}"
     (Path(directory) / f"deaths-{first}").write_text(f"{deaths} {refusals}")
 
 
-def recovered(run: str) -> int:
+def recovered_step(run: str) -> int:
     """Return the step at which a run is recovered, by a process of its own: one that forks has no client yet."""
     child = os.fork()
     if child == 0:
         try:
-            job = Job()
-            found = ucp.recover(run, job.model, job.optimizer, state=job.objects)
-            job.require_equal(reached(found.step))
+            job, found = recovered(run)
+            job.require_equal(trained(found.step))
             os._exit(found.step)
         except BaseException:
             traceback.print_exc()

@@ -10,40 +10,33 @@ import os
 import random
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import ucpformat as ucp
 from tests.processes import die_at
-from tests.replay.jobs import STEPS, Job, NoLog
+from tests.replay.jobs import STEPS, resumed, trained
 
 CALLS = ((os, ("open", "write", "pwrite", "pwritev", "fsync", "link", "unlink", "mkdir", "rename", "close")),)
 KILLED = 9
 
 
-def reached(step: int) -> Job:
-    """The job that was never stopped, at a step."""
-    with torch.random.fork_rng():
-        job = Job()
-        torch.manual_seed(2)
-        job.train(NoLog(job), 0, step)
-    return job
+def begin(
+    run: str | Path, acknowledged: Path, arm: Callable[[], None] = lambda: None, *, is_alone: bool = True
+) -> None:
+    """Recover, look, and go on until the end, or until a call kills that ``arm`` may have chosen.
 
-
-def begin(run: Path, point: int) -> None:
-    """Recover, look, and go on until the end, or the call that kills."""
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    job = Job()
-    recovery = ucp.recover(run, job.model, job.optimizer, state=job.objects)
-    if recovery.step == 0:
-        torch.set_rng_state(state)
-    acknowledged = run.with_suffix(".durable")
+    What is durable is written to ``acknowledged``; a job that is alone has to have recovered it.
+    """
+    job, recovery = resumed(run)
     told = int(acknowledged.read_text() or 0) if acknowledged.exists() else 0
-    assert told <= recovery.step, (told, recovery)
+    assert told <= recovery.step or not is_alone, (told, recovery)
     assert recovery.exactness == "bitwise"
-    job.require_equal(reached(recovery.step))
+    job.require_equal(trained(recovery.step))
     descriptor = os.open(acknowledged, os.O_WRONLY | os.O_CREAT)
     write = os.pwrite
 
@@ -54,9 +47,9 @@ def begin(run: Path, point: int) -> None:
             log.step(scaler)
             write(descriptor, str(log.durable_step).encode(), 0)
 
-    die_at(point, CALLS)
-    options = {"batch": 1, "full_every": 5, "check_every": 3}
-    with ucp.UpdateLog(run, job.model, job.optimizer, state=job.objects, after=recovery, **options) as log:  # type: ignore[arg-type]
+    arm()
+    options: dict[str, Any] = {"batch": 1, "full_every": 5, "check_every": 3}
+    with ucp.UpdateLog(run, job.model, job.optimizer, state=job.objects, after=recovery, **options) as log:
         job.train(Telling(), recovery.step, STEPS)
 
 
@@ -71,7 +64,7 @@ def main(directory: str, first: str, stop: str) -> None:
             child = os.fork()
             if child == 0:
                 try:
-                    begin(run, point)
+                    begin(run, run.with_suffix(".durable"), partial(die_at, point, CALLS))
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)

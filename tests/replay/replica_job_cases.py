@@ -164,12 +164,13 @@ def the_replica_is_terminated(run: Path, note: Path) -> None:
     job.require_equal(trained(8))
 
 
+def limited() -> None:
+    """Let this process write no file of more than a byte, as if the disk were full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+
+
 def a_full_disk(run: Path, note: Path) -> None:
     """The trainer is told of a save that failed, once, and the state in memory is there."""
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-
     job = Job()
     torch.manual_seed(2)
     fork_replicas(note, limited)
@@ -193,10 +194,6 @@ def a_full_disk(run: Path, note: Path) -> None:
 
 def a_full_disk_in_training(run: Path, note: Path) -> None:
     """Who catches that, and makes the step again, has lost none."""
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-
     job = Job()
     torch.manual_seed(2)
     fork_replicas(note, limited)

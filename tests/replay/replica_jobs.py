@@ -10,9 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tests.replay.jobs import Job, NoLog
 from ucpformat.replay.replica import link
 from ucpformat.replay.replica.process import main
 
@@ -109,12 +106,3 @@ def state_of(number: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
-
-
-def reached(step: int) -> Job:
-    """The job that was never stopped, at a step."""
-    with torch.random.fork_rng():
-        job = Job()
-        torch.manual_seed(2)
-        job.train(NoLog(job), 0, step)
-    return job

@@ -19,8 +19,8 @@ import torch
 
 import ucpformat as ucp
 from tests.processes import die_at
-from tests.replay.jobs import STEPS, Job, Net
-from tests.replay.replica_jobs import end_replica, fork_replicas, forked, reached
+from tests.replay.jobs import STEPS, Job, Net, resumed, trained
+from tests.replay.replica_jobs import end_replica, fork_replicas, forked
 from ucpformat.replay.capture import Capture
 from ucpformat.replay.replica import feed, link, process
 from ucpformat.replay.replica.held_state import HeldState
@@ -44,12 +44,7 @@ REPLICA_GONE = 3
 
 def begin(run: Path, point: int, *, from_replica: bool | None, full_every: int | None) -> None:
     """Recover, look, and go on until the end, or the call that kills, or until the replica was killed."""
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    job = Job()
-    recovery = ucp.recover(run, job.model, job.optimizer, state=job.objects)
-    if recovery.step == 0:
-        torch.set_rng_state(state)
+    job, recovery = resumed(run)
     said = run.with_suffix(".steps")
     given, durable = map(int, said.read_text().split()) if said.exists() else (0, 0)
     # One that has saved the last step ends with the job, which may be killed behind that.
@@ -59,7 +54,7 @@ def begin(run: Path, point: int, *, from_replica: bool | None, full_every: int |
     least = given if recovery.from_replica else durable
     assert least <= recovery.step <= given + 1, (given, durable, recovery)
     assert recovery.exactness == "bitwise"
-    job.require_equal(reached(recovery.step))
+    job.require_equal(trained(recovery.step))
     descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.pwrite(descriptor, b"%4d %4d" % (recovery.step, recovery.checkpoint_step or 0), 0)
 
@@ -132,7 +127,7 @@ def main(directory: str, first: str, stop: str) -> None:
         job = Job()
         found = ucp.recover(run, job.model, job.optimizer, state=job.objects)
         assert (found.step, found.from_replica) == (STEPS, False), found
-        job.require_equal(reached(STEPS))
+        job.require_equal(trained(STEPS))
     (Path(directory) / f"deaths-{first}").write_text(" ".join(map(str, deaths.values())))
 
 
