@@ -288,7 +288,7 @@ def _require_epoch(problem: UcpError, allow_loss: bool) -> None:
 
 def _require_answer(problem: UcpError, log: StoredLog) -> None:
     """Raise again what says that an object store has not answered: that is no fault of what lies there."""
-    if log.store.is_remote and problem.code == "UCP-E-STORE":
+    if log.store.has_not_answered(problem):
         raise problem
 
 

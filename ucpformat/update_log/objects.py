@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from ucpformat.errors import UcpError
 from ucpformat.storage.stores.urls import open_store
 from ucpformat.storage.workers import ForkedExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from concurrent.futures import Future
 
     from ucpformat.storage.stores.store import Objects
 
 __all__ = ["LogObjects"]
+
+_T = TypeVar("_T")
 
 _HELD_BYTES: Final = 1 << 26
 """What is fetched ahead together. An object that is larger is read in its parts when they are needed."""
@@ -109,6 +112,25 @@ class LogObjects:
         finally:
             for key in mine:
                 self.drop(key)
+
+    def has_not_answered(self, problem: UcpError) -> bool:
+        """Return whether a problem says that an object store has not answered: nothing is known of what lies there."""
+        return self.is_remote and problem.code == "UCP-E-STORE"
+
+    def again_if_harmed(self, key: str, read: Callable[[], _T]) -> _T:
+        """Return what ``read`` makes of an object; once more where that fails, or is None, of what a store has sent.
+
+        It may be harmed on its way, where nobody looks, and is then asked for anew.
+        """
+        try:
+            found = read()
+            if found is not None or not self.is_remote:
+                return found
+        except UcpError as problem:
+            if not self.is_remote or self.has_not_answered(problem):
+                raise
+        self.drop(key)
+        return read()
 
     def drop(self, key: str) -> None:
         """Let go of what was fetched of an object: it is asked for anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from ucpformat.errors import Problem, UcpError, error
@@ -243,19 +244,19 @@ class StoredLog:
         # Of a batch whose steps are not looked at the header is enough.
         most = {} if self._is_verified else {"most": _HEADER_BYTES}
         with closing(self.store.ahead(names, **most)) as ahead:
-            while chain.fault is None and (there or self._is_late(number, rank, chain.stop_step)):
-                here = there.pop(0) if there else chain.stop_step
-                key = BatchKey(number, rank, here)
-                if here > chain.stop_step:
-                    there.insert(0, here)
-                    if self._is_late(number, rank, chain.stop_step):
-                        there.insert(0, chain.stop_step)
-                        continue
+            while chain.fault is None:
+                is_gap = not there or there[0] > chain.stop_step
+                if is_gap and self._is_late(number, rank, chain.stop_step):
+                    there.insert(0, chain.stop_step)
+                elif not there:
+                    break
+                elif is_gap:
                     at = batch_key(BatchKey(number, rank, chain.stop_step))
                     message = "the batch is missing, and there are others behind it"
                     chain.fault = Problem("UCP-E-LOG", at, message)
                     break
-                if here < chain.stop_step:
+                key = BatchKey(number, rank, there.pop(0))
+                if key.first_step < chain.stop_step:
                     chain.fault = Problem("UCP-E-LOG", batch_key(key), "it begins within the batch before it")
                     break
                 if key in keys and key not in checked:
@@ -265,8 +266,8 @@ class StoredLog:
                         self._batches[key, previous] = self._batch(key, stored.epoch, previous)
                     batch = self._batches[key, previous]
                 except UcpError as refusal:
-                    if self.store.is_remote and refusal.code == "UCP-E-STORE":
-                        raise  # nothing is known of the batch
+                    if self.store.has_not_answered(refusal):
+                        raise
                     chain.fault = refusal.problem()
                     break
                 if batch is None:
@@ -288,19 +289,8 @@ class StoredLog:
         return self.store.is_remote and is_open and self.store.has(batch_key(BatchKey(number, rank, step)))
 
     def _batch(self, key: BatchKey, epoch: Epoch, previous: str | None) -> StoredBatch | None:
-        """Return a batch that was checked, None where it is torn; raises what is wrong with it.
-
-        What comes from an object store may be harmed on its way, where nobody looks: it is fetched once more.
-        """
-        try:
-            found = self._checked(key, epoch, previous)
-            if found is not None or not self.store.is_remote:
-                return found
-        except UcpError as refusal:
-            if not self.store.is_remote or refusal.code == "UCP-E-STORE":
-                raise
-        self.store.drop(batch_key(key))
-        return self._checked(key, epoch, previous)
+        """Return a batch that was checked, None where it is torn; raises what is wrong with it."""
+        return self.store.again_if_harmed(batch_key(key), partial(self._checked, key, epoch, previous))
 
     def _checked(self, key: BatchKey, epoch: Epoch, previous: str | None) -> StoredBatch | None:
         name = batch_key(key)
@@ -344,13 +334,8 @@ class StoredLog:
         start = batch.start
         for number, record in enumerate(batch.header.steps):
             at = f"{batch.key}#/steps/{number}"
-            try:
-                data = self._step(batch.key, start, record, at)
-            except UcpError as refusal:
-                if not self.store.is_remote or refusal.code == "UCP-E-STORE":
-                    raise
-                self.store.drop(batch.key)
-                data = self._step(batch.key, start, record, at)
+            read = partial(self._step, batch.key, start, record, at)
+            data = self.store.again_if_harmed(batch.key, read)
             start += record.length
             yield RankStep(batch.header.rank, record, data, at)
 
