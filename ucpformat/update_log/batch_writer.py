@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ucpformat.errors import error
 from ucpformat.update_log.drafts import sound_batch_bytes
-from ucpformat.update_log.place import BatchKey, batch_key, epoch_key
+from ucpformat.update_log.place import BatchKey, batch_key
 from ucpformat.update_log.together import ENOUGH_BYTES, joined_drafts, written_together
 
 if TYPE_CHECKING:
@@ -135,12 +135,9 @@ class BatchWriter:
 
     def _write(self) -> tuple[list[BatchDraft], int]:
         """Write batches that wait as one; return them, and the bytes of it."""
-        # SPEC UCP-W-039: somebody else may have gone on from this log, and taken this process for dead.
-        if self._place.has(epoch_key(self._epoch.epoch + 1)):
-            message = (
-                f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
-            )
-            raise error("UCP-E-FENCED", message, at=self._place.url)
+        # Somebody else may have gone on from this log, and taken this process for dead.
+        if (refusal := self._place.fenced(self._epoch.epoch)) is not None:
+            raise refusal
         with self._changed:
             waiting = [*self._queue] if self._place.is_remote else [self._queue[0]]
         count = written_together(waiting, self._written, is_alone=self._epoch.ranks == 1)

@@ -159,6 +159,13 @@ class LogPlace:
         """Return what lies in the log now."""
         return sorted_keys(self.store.keys())
 
+    def fenced(self, epoch: int) -> UcpError | None:
+        """Return why nobody may write in an epoch any more (SPEC UCP-W-039), None where it is the newest one."""
+        if not self.has(epoch_key(epoch + 1)):
+            return None
+        message = f"epoch {epoch + 1} has begun: another start of the job went on from this log"
+        return error("UCP-E-FENCED", message, at=self.url)
+
     def has(self, key: str) -> bool:
         """Return whether there is an object."""
         if self._remote is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ucpformat.distributed.group import decided
-from ucpformat.errors import UcpError, error
+from ucpformat.errors import UcpError
 from ucpformat.manager import CheckpointManager
 from ucpformat.replay.replica.company import alone, joined
 from ucpformat.replay.replica.held_state import HeldState
@@ -33,7 +33,7 @@ from ucpformat.replay.replica.wire import (
     told_of,
 )
 from ucpformat.update_log.documents import Epoch
-from ucpformat.update_log.place import LogPlace, epoch_key
+from ucpformat.update_log.place import LogPlace
 from ucpformat.update_log.pruning import prune
 from ucpformat.update_log.reading import StoredLog
 
@@ -166,7 +166,7 @@ class Process:
                 self._trainer_ended()
             if self._is_alone:
                 self._drain()
-                if self._is_fenced():
+                if self._fenced() is not None:
                     break  # Somebody has gone on: nobody needs this state any more.
         self._await_save()
         self._manager.close()
@@ -181,8 +181,8 @@ class Process:
     def last_word(self) -> Message:
         """Return what to say where this ends with the replica of another rank."""
         with suppress(Exception):
-            if self._is_fenced():
-                return Message(b"D", text=told_of(self._fenced()))
+            if (refusal := self._fenced()) is not None:
+                return Message(b"D", text=told_of(refusal))
         return _AND_OTHERS
 
     def _is_late(self) -> bool:
@@ -196,12 +196,8 @@ class Process:
     def _stop(self, *_: object) -> None:
         self._is_stopped = True
 
-    def _is_fenced(self) -> bool:
-        return self._place.has(epoch_key(self._epoch.epoch + 1))
-
-    def _fenced(self) -> UcpError:
-        what = f"epoch {self._epoch.epoch + 1} has begun: another start of the job went on from this log"
-        return error("UCP-E-FENCED", what, at=self._place.url)
+    def _fenced(self) -> UcpError | None:
+        return self._place.fenced(self._epoch.epoch)
 
     def _hear(self) -> None:
         """Do what the trainer says, as long as it has said something, and no other rank is waited for."""
@@ -220,8 +216,8 @@ class Process:
 
     def _step(self, message: Message) -> None:
         # SPEC UCP-W-039: of a trainer that was taken for dead nothing is taken any more.
-        if self._is_fenced():
-            raise self._fenced()
+        if (refusal := self._fenced()) is not None:
+            raise refusal
         if self._held.span.last > self._held.step:
             self._make()  # That the trainer has come to the next step says that all ranks have fed this one.
         self._held.hold(message.a, message.b)
@@ -294,7 +290,7 @@ class Process:
         group = self._company.group
         self._began, self._tried = time.monotonic(), self._held.step
         try:
-            if decided(group, lambda: b"fenced" if self._is_fenced() else b""):
+            if decided(group, lambda: b"fenced" if self._fenced() is not None else b""):
                 return
             self._saved = self._held.step
             self._save = self._manager.save(
@@ -361,7 +357,7 @@ class Process:
         """Give the state to a process of the same user that recovers, and save a checkpoint of it meanwhile."""
         stream, _ = self._listener.accept()
         with stream:
-            if not is_own(stream) or self._is_fenced():
+            if not is_own(stream) or self._fenced() is not None:
                 return
             if not self._is_alone:
                 self._hear()
