@@ -75,6 +75,7 @@ class ReplicaFeed:
         self._most_bytes = most_bytes
         self._given = self._durable = self._epoch.first_step
         self._step_bytes = setting.step_bytes
+        self._pieces = self._epoch.pieces_by_tensor()
         self._room: int | None = None
         self._used = 0
         self._lost: LostError | None = None
@@ -307,10 +308,7 @@ class ReplicaFeed:
             batch.options,
         )
         # Any piece of a tensor stands for the gradient that others have.
-        elsewhere: list[JsonValue] = [
-            next(number for number, piece in enumerate(self._epoch.pieces) if piece.tensor == one)
-            for one in step.elsewhere
-        ]
+        elsewhere: list[JsonValue] = [self._pieces[one][0] for one in step.elsewhere]
         text = jsonio.dumps_canonical({"batch": header.to_json(), "offsets": offsets, "elsewhere": elsewhere})
         start = link.take(len(text))
         link.memory[start : start + len(text)] = np.frombuffer(text, np.uint8)
