@@ -52,8 +52,8 @@ def heading(opened: Checkpoint, atoms: Sequence[AtomView], width: int, *, show_a
         subsequent_indent="  ",
     )
     yield f"digest {root.digest}"
-    if root.progress is not None and root.progress.log is not None:
-        yield f"epoch {root.progress.log.epoch} of the update log {root.progress.log.id} goes on from it"
+    if root.log is not None:
+        yield f"epoch {root.log.epoch} of the update log {root.log.id} goes on from it"
     for feature in root.envelope.read_features:
         yield printable(f"needs {feature}")
     yield from _legend(slots, width)

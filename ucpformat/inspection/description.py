@@ -65,10 +65,10 @@ def described(
 ) -> dict[str, object]:
     """Describe an open checkpoint, and of its atoms these; slots with the statistics that there are of them."""
     meshes_and_layouts = checkpoint.root.to_json()
-    state, packs, progress = checkpoint.state, checkpoint.packs, checkpoint.root.progress
+    state, packs, log = checkpoint.state, checkpoint.packs, checkpoint.root.log
     return {
         **checkpoint.metadata,
-        "log": None if progress is None or progress.log is None else progress.log.to_json(),
+        "log": None if log is None else log.to_json(),
         "nbytes": sum(slot.nbytes for view in checkpoint.values() for slot in view.values()),
         "packs": packs
         and [{"key": pack.key, "length": pack.length, "shared": pack.shared} for pack in packs],

@@ -165,7 +165,7 @@ def _beginning_of_log(run: RunDirectory, steps: Sequence[int]) -> Iterator[int]:
         return
     for step in reversed(steps):
         with suppress(UcpError), open_checkpoint(run.path(step)) as checkpoint:
-            if checkpoint.root.progress is not None and checkpoint.root.progress.log is not None:
+            if checkpoint.root.log is not None:
                 yield step
                 return
 

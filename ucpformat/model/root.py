@@ -173,6 +173,16 @@ class Root:
     producer: Producer | None = None
     progress: Progress | None = None
 
+    @property
+    def step(self) -> int | None:
+        """How many optimizer steps were done, None where the writer did not say."""
+        return None if self.progress is None else self.progress.step
+
+    @property
+    def log(self) -> LogPosition | None:
+        """The update log that goes on from the state, None where there is none."""
+        return None if self.progress is None else self.progress.log
+
     @classmethod
     def from_json(cls, value: JsonValue, *, at: str) -> Root:
         """Read a root document and check its content (SPEC 17.1, step 7), but not digest and features.

@@ -59,8 +59,8 @@ def goes_on(url: str, epoch: Epoch, after: Recovery | None, path: str | None) ->
     if after.continuation == "lossy":
         return False  # the checkpoint may have residuals that training goes on without
     with open_checkpoint(path) as checkpoint:
-        progress = checkpoint.root.progress
-    if progress is None or progress.log is None or progress.log.id != epoch.log:
+        position = checkpoint.root.log
+    if position is None or position.id != epoch.log:
         return False
     with StoredLog(url) as log:
         found = log.epoch(after.epoch).epoch

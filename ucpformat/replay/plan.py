@@ -182,7 +182,7 @@ def _without_steps(directory: RunDirectory) -> RecoveryPlan:
 def _has_had_log(path: str) -> bool:
     try:
         with open_checkpoint(path) as checkpoint:
-            return checkpoint.root.progress is not None and checkpoint.root.progress.log is not None
+            return checkpoint.root.log is not None
     except UcpError:
         return False  # a recovery says what is wrong with it
 
@@ -294,8 +294,7 @@ def _require_answer(problem: UcpError, log: StoredLog) -> None:
 
 def _position(log: StoredLog, checkpoint: Checkpoint, path: str) -> LogPosition:
     """Return where in a log a checkpoint is; raises ``UCP-E-LOG`` for one of no log, or of another."""
-    progress = checkpoint.root.progress
-    position = None if progress is None else progress.log
+    position = checkpoint.root.log
     if position is None or position.id != log.document.id:
         raise error("UCP-E-LOG", "the checkpoint is of no log, or of another one", at=path)
     if position.epoch > max(log.keys.epochs, default=-1):

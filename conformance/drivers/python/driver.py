@@ -131,11 +131,10 @@ def inspect(params: Json) -> Json:
         if reference is not None:
             for at, value in state.tagged_values(at=reference.key):
                 decode(value, at=at)
-        progress = checkpoint.root.progress
         return {
             "storage": checkpoint.root.storage,
             "chunk_bytes": checkpoint.root.chunk_bytes,
-            "step": None if progress is None else progress.step,
+            "step": checkpoint.root.step,
             "atoms": atoms,
             "values": dict(state.values),
             "optimizers": {name: optimizer.to_json() for name, optimizer in state.optimizers.items()},
@@ -342,9 +341,7 @@ def log_method(params: Json) -> Json:
         if "checkpoint" not in params:
             return found
         with ucp.open(params["checkpoint"]) as checkpoint:
-            progress = checkpoint.root.progress
-            position = None if progress is None else progress.log
-            step = None if progress is None else progress.step
+            position, step = checkpoint.root.log, checkpoint.root.step
             if step is None or position is None or position.id != log.document.id:
                 raise RefusalError("UCP-E-LOG", "ucp.json", "the checkpoint is of no log, or of another one")
             values = {

@@ -48,7 +48,6 @@ def checkpoint_job(checkpoint: Checkpoint) -> Job:
             read = partial(checkpoint.read_box, slot.stored)
             sources.append(SlotSource(view.atom.name, name, read, kept.content))
         atoms.append(AtomSpec(view.atom.name, slots, view.atom.aliases, view.atom.annotations))
-    progress = checkpoint.root.progress
     envelope = checkpoint.root.envelope
     return Job(
         atoms=atoms,
@@ -58,8 +57,8 @@ def checkpoint_job(checkpoint: Checkpoint) -> Job:
             name: (blob.media_type, checkpoint.blobs[name]) for name, blob in checkpoint.state.blobs.items()
         },
         images={name: _image(checkpoint, image) for name, image in checkpoint.images.items()},
-        step=None if progress is None else progress.step,
-        log=None if progress is None else progress.log,
+        step=checkpoint.root.step,
+        log=checkpoint.root.log,
         chunk_bytes=checkpoint.root.chunk_bytes,
         annotations=envelope.annotations,
         extensions={name: e for name, e in envelope.extensions.items() if e.safe_to_copy},

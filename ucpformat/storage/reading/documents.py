@@ -145,7 +145,7 @@ class StoredDocuments:
         >>> ckpt.step
         100
         """
-        return None if self.root.progress is None else self.root.progress.step
+        return self.root.step
 
     @property
     def annotations(self) -> Mapping[str, JsonValue]:
